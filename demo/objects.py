@@ -1,7 +1,8 @@
 """Farpage's main job in one minute: a Python program that needs three times the memory it may have.
 
-It is run as it is, then with `farpage run --ram` a third of what it needed, with nothing else set up: a
-compressed pool and a temporary swap file. The result must be the same. Exit status 1 if it isn't."""
+The program runs as it is, and then under `farpage run --ram` with a third of the memory that it needed.
+Nothing else is set up: there is a compressed pool and a temporary swap file. The result must be the same.
+Exit status 1 if it isn't."""
 
 import os
 import re
@@ -19,7 +20,7 @@ MIB = 1 << 20
 
 
 def anonymous(pid):
-    """What the kernel says that a process has; 0 if it is gone."""
+    """Returns the bytes that a process has, as the kernel says; 0 if the process is gone."""
     try:
         with open("/proc/%d/smaps_rollup" % pid) as file:
             found = re.search(r"^Anonymous: +(\d+) kB", file.read(), re.MULTILINE)
@@ -37,7 +38,8 @@ def children(pid):
 
 
 def run(command, is_farpage):
-    """Runs a command and watches its program's memory from outside: result, peak in bytes, seconds."""
+    """Runs a command and watches its program's memory from outside. Returns the result, the peak in bytes,
+    and the seconds."""
     start = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     peak = 0

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Each fuzz target for some seconds under libFuzzer, on stable Rust: fuzz/run.sh SECONDS [TARGET...]
-# What was found before is gone on with; an input that fails is left in the corpus directory and named.
+# Runs each fuzz target for some seconds under libFuzzer, on stable Rust: fuzz/run.sh SECONDS [TARGET...]
+# A run goes on with the inputs that earlier runs found. An input that fails stays in the corpus directory,
+# and its name is printed.
 set -eu
 seconds=${1:?seconds for each target}
 shift
@@ -8,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 build=${CARGO_TARGET_DIR:-$here/../target}
 host=$(rustc -vV | sed -n 's/^host: //p')
 
-# What cargo-fuzz passes, less the sanitizer, which needs a nightly compiler.
+# The flags of cargo-fuzz without the sanitizer, which needs a nightly compiler.
 flags="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4"
 flags="$flags -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table"
 flags="$flags -Cllvm-args=-sanitizer-coverage-trace-compares"

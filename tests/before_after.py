@@ -1,7 +1,9 @@
-"""Two builds of Farpage run the five programs of the main job in turns: wall times, and their ratio.
+"""Compares two builds of Farpage. Both run the five programs of the main job in turns. Prints wall times, and
+their ratio.
 
-Usage: before_after.py BEFORE [AFTER] [--rounds N]. BEFORE and AFTER are directories with farpage and its library;
-AFTER is target/release if not given. Each program has about 40 % of what it needs, and its result is compared.
+Usage: before_after.py BEFORE [AFTER] [--rounds N]. BEFORE and AFTER are directories with farpage and its
+library. AFTER is target/release if not given. Each program has about 40 % of what it needs, and its results
+are compared.
 """
 
 import argparse
@@ -59,7 +61,7 @@ def redis(farpage, place):
 
 
 def ask_redis(path, keys):
-    """Sets every key, reads every key in another order; a digest of the answers."""
+    """Sets every key, then reads every key in another order. Returns a digest of the answers."""
     connection = socket.socket(socket.AF_UNIX)
     for _ in range(200):
         try:
@@ -122,7 +124,7 @@ def compare(program, builds, rounds):
     times, evicted, results = ([], []), [], set()
     with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
         for turn in range(rounds):
-            # Who goes first changes, so that neither gains from a warm or a throttled machine.
+            # The build that goes first changes, so that neither gains from a warm or a throttled machine.
             for which in ((0, 1), (1, 0))[turn % 2]:
                 start = time.monotonic()
                 results.add(program(builds[which], place))

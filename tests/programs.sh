@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the programs that the tests run, on Debian and its relatives as root; elsewhere names what is missing.
-# With `compat` also those of `make compat`, with `vm` those of `make vm`.
+# Installs the programs that the tests run, on Debian and its relatives as root. Elsewhere prints the names of
+# the missing ones. With `compat` installs those of `make compat`, too; with `vm` those of `make vm`.
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -87,7 +87,7 @@ if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "Installing for the tests:$packages" >&2
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -q >&2
-    # The servers among them must not be started.
+    # Servers among the packages must not be started.
     mkdir -p /usr/sbin
     made=
     if [ ! -e /usr/sbin/policy-rc.d ]; then

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs a test executable for cargo (its `runner`). Core needs no privileges and no kernel feature, and its tests
-# show that: where we are root they run as user 65534 without capabilities. All others run as they are.
+# Runs a test executable for cargo (its `runner`). Core needs no privileges and no kernel feature. To show
+# that, core's tests run as user 65534 without capabilities if this script runs as root. All other tests run
+# as they are.
 set -eu
 if [ "${CARGO_PKG_NAME:-}" != farpage-core ] || [ "$(id -u)" -ne 0 ]; then
     exec "$@"
@@ -10,7 +11,7 @@ if ! command -v setpriv >/dev/null 2>&1; then
     [ "${CI:-}" != true ] || exit 1
     exit 0
 fi
-# An executable below root's home may be out of an ordinary user's reach: it is run from a copy.
+# An executable below root's home may be out of an ordinary user's reach, so a copy is run.
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 chmod 755 "$place"

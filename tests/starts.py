@@ -1,9 +1,11 @@
-"""Starts runtimes with many threads again and again beside busy loops, with budgets that they pass while they start: their threads
-are armed while others are being made, handle signals, or wait for a CPU. Each start must print what it prints without Farpage.
+"""Starts runtimes with many threads again and again beside busy loops, with budgets that they pass while they
+start. So their threads are armed while others are being made, handle signals, or wait for a CPU. Each start
+must print what it prints without Farpage.
 
-Usage: starts.py [--starts N] [--only "NAME; ..."] [--modes "signal segv"] [--loops N]. Prints the counts, and what each start said
-that failed. Ends with 1 if one did. A program that isn't installed is left out. `make test` does a few starts, `make starts`
-a thousand of each program in each mode, which takes some hours.
+Usage: starts.py [--starts N] [--only "NAME; ..."] [--modes "signal segv"] [--loops N]. Prints the counts, and
+what each start said that failed. Ends with 1 if one did. A program that isn't installed is left out.
+`make test` does a few starts. `make starts` does a thousand of each program in each mode, which takes some
+hours.
 """
 
 import argparse
@@ -19,7 +21,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TARGET = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
 FARPAGE = os.path.join(TARGET, "release", "farpage")
 TIMEOUT_S = 300
-# What must never be said of these programs: they block no signal for longer than a moment.
+# Words of a notice that must never be said of these programs: they block no signal for longer than a moment.
 NOTICE = "lets no signal through"
 
 JAVA = """import java.util.*;
@@ -115,7 +117,7 @@ int main(void)
 }
 """
 
-# Name, what it needs, MiB of its budget, and what is run.
+# Rows of TABLE: name, executables that it needs, budget in MiB, and what is run.
 COLLECTORS = (("G1", "G1"), ("ZGC", "Z"), ("Shenandoah", "Shenandoah"), ("Parallel", "Parallel"))
 TABLE = [
     *(("java, " + name, ["java", "javac"], 31, f"java -XX:+Use{option}GC -Xmx200m -cp . Starts") for name, option in COLLECTORS),
@@ -127,7 +129,7 @@ TABLE = [
 
 
 def build():
-    """Writes and compiles what is run, in the current directory, as far as there is a compiler for it."""
+    """Writes what is run to the current directory, and compiles it as far as there is a compiler for it."""
     for name, text in (("Starts.java", JAVA), ("starts.go", GO), ("starts.js", NODE), ("starts.py", PYTHON), ("grow.c", GROW),
                        ("go.mod", "module starts\ngo 1.22\n")):
         with open(name, "w") as file:
@@ -139,7 +141,7 @@ def build():
 
 
 def start(command):
-    """Status, output and messages of one start."""
+    """Returns status, output and messages of one start."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired as late:
@@ -148,7 +150,7 @@ def start(command):
 
 
 def starts(name, program, ram, mode, count):
-    """How many of the starts failed."""
+    """Starts a program `count` times. Returns how many of the starts failed."""
     expected = start(["sh", "-c", program])
     if expected[0] != 0:
         print("%s: left out, fails without Farpage: %s" % (name, expected[2].strip()[-300:]))
@@ -178,7 +180,7 @@ def main():
         sys.exit("starts.py: no such program: %s; there are: %s" % ("; ".join(unknown), "; ".join(row[0] for row in TABLE)))
     if options.starts < 1 or not os.path.exists(FARPAGE):
         sys.exit("starts.py: --starts must be 1 or more" if options.starts < 1 else "starts.py: %s is missing: run `make build`" % FARPAGE)
-    # The loops and the directory go, whoever ends this.
+    # The loops and the directory go also if a signal ends this script.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     failed = 0
     with tempfile.TemporaryDirectory(dir="/var/tmp") as place:

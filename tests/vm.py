@@ -1,9 +1,10 @@
-"""Boots other kernels in QEMU, without KVM, and runs small programs under `farpage run` in each: in every mode, as root and as an
-ordinary user. Each program verifies every byte of its memory.
+"""Boots other kernels in QEMU, without KVM, and runs small programs under `farpage run` in each: in every
+mode, as root and as an ordinary user. Each program verifies every byte of its memory.
 
-Usage: vm.py [--kernels "5.10 6.1"] [--only "MODE; ..."] [--programs "NAME; ..."] [--append PARAMETERS] [--refresh]. Prints a
-table in Markdown; it and the logs stay in target/vm. Ends with 1 if a byte was wrong, a program failed, or a mode was refused
-that the kernel has. `make vm` builds Farpage before it. Kernels are Debian's, verified by their SHA-256; they stay, too.
+Usage: vm.py [--kernels "5.10 6.1"] [--only "MODE; ..."] [--programs "NAME; ..."] [--append PARAMETERS]
+[--refresh]. Prints a table in Markdown; the table and the logs stay in target/vm. Ends with 1 if a byte was
+wrong, a program failed, or a mode was refused that the kernel has. `make vm` builds Farpage before. Kernels
+are Debian's, verified by their SHA-256; they stay in target/vm, too.
 """
 
 import argparse
@@ -23,13 +24,16 @@ TARGET = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
 PLACE = os.path.join(TARGET, "vm")
 MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-# The series of kernels that each release of Debian has. That of `sid` changes: it is called by its version.
+# Series of kernels, each with the release of Debian that has it. The series of `sid` changes: its kernel is
+# called by its version.
 SUITES = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "trixie", "newest": "sid"}
-# Depends on the newest kernel of its suite. "Cloud" has fewer drivers than the usual kernel, and is the same otherwise.
+# Package that depends on the newest kernel of its suite. A "cloud" kernel has fewer drivers than the usual
+# kernel, and is the same otherwise.
 NEWEST = "linux-image-cloud-amd64"
 MODULES = ("virtio_pci", "virtio_blk", "ext4")
 
-# A quarter of the usual sizes (`MIB` of check.h is 256 KiB) and budgets: emulation takes 10 to 30 times as long.
+# Sizes and budgets are a quarter of the usual ones, because emulation takes 10 to 30 times as long. `MIB` of
+# check.h is 256 KiB.
 UNIT_SHIFT = 18
 GUEST_MIB = 1024
 CELL_SECONDS = 600
@@ -37,8 +41,8 @@ BOOT_SECONDS = 3 * 3600
 
 MODES = ("thread", "thread --install copy", "signal", "signal --install copy", "segv")
 USERS = {"root": 0, "ordinary user": 65534}
-# What it is called in the table, executable, case, budget in MiB. What Farpage itself takes in each process is a large part of so
-# small a budget: three processes get more.
+# Title in the table, executable, case, budget in MiB. Farpage itself takes a large part of so small a budget
+# in each process: three processes get more.
 PROGRAMS = (
     ("load", "threads", "only_threads", 8),
     ("direct I/O", "io", "direct", 8),
@@ -47,12 +51,12 @@ PROGRAMS = (
     ("fork", "processes", "fork_while_out", 16),
 )
 EXECUTABLES = sorted({row[1] for row in PROGRAMS})
-# `farpage run` refused: docs/user/options.md, "Exit status".
+# Status of a `farpage run` that refused: docs/user/options.md, "Exit status".
 REFUSED = 125
 
 
 class Trouble(Exception):
-    """What the user must hear."""
+    """An error that the user must hear of."""
 
 
 def run(words, **more):
@@ -67,7 +71,7 @@ def run(words, **more):
 
 
 def apt(series):
-    """Options by which apt looks at one suite, and keeps what it knows of it here."""
+    """Returns options by which apt looks at one suite, and keeps in PLACE what it knows of that suite."""
     state = os.path.join(PLACE, "apt", series)
     for directory in ("lists/partial", "cache/archives/partial"):
         os.makedirs(os.path.join(state, directory), exist_ok=True)
@@ -81,13 +85,14 @@ def apt(series):
 
 
 def package_fields(options, name):
-    """The fields of the newest version of a package."""
+    """Returns the fields of the newest version of a package."""
     text = run(["apt-cache", *options, "--no-all-versions", "show", name])
     return dict(line.split(": ", 1) for line in text.split("\n\n")[0].splitlines() if re.match(r"[\w-]+: ", line))
 
 
 def kernel_packages(options):
-    """The newest kernel of a suite and, since Debian 14, the packages that have its parts."""
+    """Returns the package of a suite's newest kernel or, since Debian 14, the packages that have its
+    parts."""
     newest = re.findall(r"linux-image-[\w.+-]+-cloud-amd64", package_fields(options, NEWEST)["Depends"])[0]
     parts = re.findall(r"linux-(?:base|binary|modules)-[\w.+-]+", package_fields(options, newest)["Depends"])
     return [package_fields(options, name) for name in parts or [newest]]
@@ -100,7 +105,7 @@ def sha256(path):
 
 
 def fetched_kernel(series, is_refreshed):
-    """The directory of an unpacked kernel, and the packages that it is from."""
+    """Returns the directory of an unpacked kernel, and the packages that the kernel is from."""
     place = os.path.join(PLACE, "kernels", series)
     note = os.path.join(place, "packages.json")
     if os.path.exists(note) and not is_refreshed:
@@ -132,7 +137,7 @@ def fetched_kernel(series, is_refreshed):
 
 
 def libraries(executable):
-    """What the loader loads for an executable or a library, and the loader."""
+    """Returns what the loader loads for an executable or a library, and the loader."""
     return re.findall(r"(/\S+) \(0x", run(["ldd", executable]))
 
 
@@ -264,7 +269,7 @@ def boot(kernel, image, parameters):
     with open(disk, "wb") as file:
         file.truncate(512 << 20)
     run(["mkfs.ext4", "-q", "-F", disk])
-    # It ends with this script, however that ends: the next one needs the disk.
+    # QEMU ends with this script, however the script ends: the next guest needs the disk.
     words = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max,la57=off", "-smp", "1",
              "-m", str(GUEST_MIB), "-display", "none",
              "-nodefaults", "-no-reboot", "-kernel", kernel_image(kernel), "-initrd", image,
@@ -282,7 +287,7 @@ def boot(kernel, image, parameters):
 
 
 def lacks(version, user, mode):
-    """Why this kernel may refuse a mode; else None."""
+    """Returns why this kernel may refuse a mode, or None."""
     if not mode.startswith("thread") and version < (5, 11):
         return "Syscall User Dispatch is from Linux 5.11"
     if mode.startswith("thread") and user != "root" and version >= (5, 11):
@@ -291,7 +296,7 @@ def lacks(version, user, mode):
 
 
 def verdict(cell, version):
-    """`right`, `refused` or `WRONG`, and why."""
+    """Returns `right`, `refused` or `WRONG`, and why."""
     text, status, stats = cell["text"], cell["status"], cell["stats"]
     ours = [line for line in text.splitlines() if line.startswith("farpage: ")]
     if status == REFUSED and stats is None and ours:
@@ -308,7 +313,7 @@ def verdict(cell, version):
 
 
 def cells(text):
-    """The cells of a guest's output."""
+    """Yields the cells of a guest's output."""
     for part in text.split("@@begin ")[1:]:
         head, _, rest = part.partition("\n")
         user, mode, program = head.split("|")
@@ -320,7 +325,7 @@ def cells(text):
 
 
 def tested(series, arguments, script):
-    """Rows of the table for one kernel, and how many are wrong."""
+    """Returns rows of the table for one kernel, and how many are wrong."""
     began = time.monotonic()
     kernel, packages = fetched_kernel(series, arguments.refresh)
     for package in packages:

@@ -1,6 +1,8 @@
-"""What Farpage costs a program that stays within its budget: wall and CPU times of interleaved pairs, with and without
-it, and the ratio of the medians. On a shared machine CPU time is the steadier one. Nothing may be registered. Usage:
-within_budget.py [PAIRS]"""
+"""Measures what Farpage costs a program that stays within its budget. Runs with and without Farpage come in
+interleaved pairs. Prints wall and CPU times, and the ratio of the medians. On a shared machine CPU time is
+the steadier one. Nothing may be registered.
+
+Usage: within_budget.py [PAIRS]"""
 
 import json
 import os
@@ -14,12 +16,12 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TARGET = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
 FARPAGE = os.path.join(TARGET, "release", "farpage")
 PROGRAM = [os.path.realpath(sys.executable), os.path.join(ROOT, "tests", "programs", "objects.py"), "600"]
-# Several times what it needs.
+# Several times what the program needs.
 RAM = "4G"
 
 
 def seconds(command):
-    """Wall time, and CPU time of all that ran, Farpage's too."""
+    """Returns the wall time, and the CPU time of all that ran, Farpage's too."""
     before, start = os.times(), time.monotonic()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wall, after = time.monotonic() - start, os.times()
@@ -42,7 +44,7 @@ def main():
         plain_times, under_times = [], []
         seconds(PROGRAM)
         for pair in range(pairs):
-            # Who goes first changes, so that neither gains from a warm or a throttled machine.
+            # The run that goes first changes, so that neither gains from a warm or a throttled machine.
             for is_under in ((False, True), (True, False))[pair % 2]:
                 (under_times if is_under else plain_times).append(seconds(under if is_under else PROGRAM))
             counters = json.load(open(stats.name))["counters"]

@@ -1,4 +1,4 @@
-//! Gives libFuzzer's bytes to the target that FARPAGE_FUZZ_TARGET names.
+//! Runs the target that FARPAGE_FUZZ_TARGET names on libFuzzer's bytes.
 #![no_main]
 
 use farpage_fuzz::{Input, Target, target};

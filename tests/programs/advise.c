@@ -23,7 +23,7 @@ static void dont_need(void)
         VERIFY_ZERO(memory + page * PAGE, PAGE);
 }
 
-/* After MADV_FREE a page has its old content or zeros; once written it has what was written. */
+/* After MADV_FREE a page has its old content or zeros. Once written, the page has what was written. */
 static void free_later(void)
 {
     char *memory = filled(LARGE, 3);
@@ -43,8 +43,9 @@ static void free_later(void)
     VERIFY_FROM(memory + LARGE / 2, LARGE / 2, 3, LARGE / 2 / PAGE);
 }
 
-/* Freed while all was within the budget, the kernel takes it later, unheard of: as when the machine is short of memory. A call
- * finds it all the same. (It was EFAULT.) */
+/* Memory is freed while everything is within the budget. The kernel takes it later without telling anyone, as
+ * when the machine is short of memory. A call must find the memory all the same. Formerly the call failed
+ * with EFAULT. */
 static void freed_before(void)
 {
     char *freed = map_alone(8 * MIB), *memory = map(LARGE);
@@ -65,8 +66,9 @@ static void freed_before(void)
     VERIFY(memory, bytes, 19);
 }
 
-/* The kernel frees up to memory that is a file's, and refuses the rest: what was written there stays. (It was dropped: the file's
- * bytes were there again.) */
+/* MADV_FREE over a range with a file's page in the middle. The kernel frees up to the file's page and refuses
+ * the rest, so what was written there stays. Formerly Farpage dropped it, and the file's bytes were there
+ * again. */
 static void freed_up_to_a_file(void)
 {
     int file = (int)syscall(SYS_memfd_create, "content", 0);
@@ -93,7 +95,8 @@ static void freed_up_to_a_file(void)
     }
 }
 
-/* The same by way of a descriptor for the process: done, or refused, but never half known. */
+/* MADV_DONTNEED through a descriptor for the process. The advice is taken or refused, but the kernel and
+ * Farpage never disagree about it. */
 static void dont_need_of_a_process(void)
 {
     char *memory = filled(48 * MIB, 6);
@@ -111,7 +114,8 @@ static void dont_need_of_a_process(void)
     VERIFY_FROM(memory + 16 * MIB, 32 * MIB, 6, 16 * MIB / PAGE);
 }
 
-/* The kernel reads the list by itself, and can't wait for what is out. (It was EFAULT where calls are guarded.) */
+/* The kernel reads the list of process_madvise by itself, and can't wait for a page that is out. Formerly the
+ * call failed with EFAULT where calls are guarded. */
 static void advice_by_a_list_that_is_out(void)
 {
     char *memory = filled(LARGE, 16);
@@ -130,7 +134,7 @@ static void advice_by_a_list_that_is_out(void)
     }
 }
 
-/* Advice that must not change a byte; the kernel may refuse some of it. */
+/* Advice that must not change a byte. The kernel may refuse some of it. */
 static void other_advice(void)
 {
     static const int advice[] = { MADV_NORMAL, MADV_RANDOM, MADV_SEQUENTIAL, MADV_WILLNEED, MADV_HUGEPAGE,
@@ -145,13 +149,13 @@ static void other_advice(void)
             CHECK(errno == EINVAL || errno == ENOMEM || errno == EBUSY || errno == EAGAIN);
         VERIFY(memory, 48 * MIB, 5);
     }
-    /* MADV_GUARD_INSTALL is refused, as where the kernel doesn't know it. */
+    /* Farpage refuses MADV_GUARD_INSTALL, like a kernel that doesn't know it. */
     if (getenv("FARPAGE_SESSION") != NULL)
         CHECK(madvise(memory, MIB, 102) == -1 && errno == EINVAL);
     VERIFY(memory, 48 * MIB, 5);
 }
 
-/* A hole in the middle: the kernel does what it can and answers ENOMEM. */
+/* The range has a hole in the middle: the kernel does what it can and answers ENOMEM. */
 static void dont_need_over_a_hole(void)
 {
     char *memory = filled(LARGE, 6);
@@ -204,7 +208,7 @@ static void protected_and_back(void)
     catch_faults();
     char *memory = filled(LARGE, 7);
     size_t part = LARGE / 3 / PAGE * PAGE;
-    /* What the kernel refuses changes nothing. */
+    /* A call that the kernel refuses changes nothing. */
     CHECK(mprotect(memory, LARGE, 0x4000) == -1 && errno == EINVAL);
     VERIFY(memory, LARGE, 7);
     REQUIRE_OUT(memory, LARGE);
@@ -230,7 +234,8 @@ static void protected_and_back(void)
     }
 }
 
-/* As garbage collectors and databases do: reserve without access, open piece by piece. */
+/* Garbage collectors and databases do this: they reserve memory without access, and open it piece by
+ * piece. */
 static void reserved_and_opened(void)
 {
     size_t room = 8 * LARGE;
@@ -249,7 +254,7 @@ static void reserved_and_opened(void)
     VERIFY_FROM(memory + LARGE / 2, LARGE / 2, 8, LARGE / 2 / PAGE);
 }
 
-/* Code that is written to managed memory and then made executable, as compilers at run time do. */
+/* Code is written to managed memory, which is then made executable, as just-in-time compilers do. */
 static void made_executable(void)
 {
     static const unsigned char answer[] = { 0xb8, 42, 0, 0, 0, 0xc3 }; /* mov eax, 42; ret */
@@ -280,7 +285,7 @@ static void locked_and_unlocked(void)
     push_out();
     REQUIRE_OUT(memory, 4 * MIB);
     VERIFY(memory, LARGE, 10);
-    /* On fault only. */
+    /* MLOCK_ONFAULT locks pages only as they are touched. */
     CHECK(mlock2(memory + 4 * MIB, 4 * MIB, MLOCK_ONFAULT) == 0);
     VERIFY(memory, LARGE, 10);
     push_out();
@@ -289,7 +294,8 @@ static void locked_and_unlocked(void)
     VERIFY(memory, LARGE, 10);
 }
 
-/* Locked when the budget was reached, it could not be registered; unlocked it can. (It stayed in memory for good.) */
+/* Memory that is locked when the budget is reached can't be registered; once unlocked, it can. Formerly such
+ * memory stayed resident for good. */
 static void unlocked_after_the_take_over(void)
 {
     char *memory = map_alone(4 * MIB);
@@ -315,7 +321,8 @@ static void all_locked(void)
     CHECK(pages_out(memory, LARGE) == 0);
     CHECK(pages_out(reserved, 4 * LARGE) == 4 * LARGE / PAGE);
     VERIFY(memory, LARGE, 11);
-    /* The kernel fills what a locked mapping grows by, before it tells us that it has moved. */
+    /* The kernel fills the new part of a locked mapping before it tells Farpage that the mapping has
+     * moved. */
     memory = mremap(memory, LARGE, LARGE + 8 * MIB, MREMAP_MAYMOVE);
     CHECK(memory != MAP_FAILED);
     CHECK(pages_out(memory, LARGE + 8 * MIB) == 0);
@@ -328,19 +335,20 @@ static void all_locked(void)
     char *later = map(8 * MIB);
     CHECK(pages_out(later, 8 * MIB) == 0);
     fill(later, 8 * MIB, 12);
-    /* So is what the heap grows by. (It was left to be filled, and tried to be evicted again and again.) */
+    /* The new part of the heap is locked and filled, too. Formerly it was left unfilled, and Farpage tried
+     * again and again to evict it. */
     char *heap = sbrk(2 * MIB);
     CHECK(heap != (char *)-1);
     heap = (char *)(((uintptr_t)heap + PAGE - 1) / PAGE * PAGE);
     CHECK(pages_out(heap, MIB) == 0);
-    /* One that fails changes nothing. */
+    /* An mlockall that fails changes nothing. */
     CHECK(mlockall(0) == -1 && errno == EINVAL);
     char *last = map(8 * MIB);
     CHECK(pages_out(last, 8 * MIB) == 0);
     CHECK(munlockall() == 0);
     VERIFY(memory, LARGE, 11);
     VERIFY(later, 8 * MIB, 12);
-    /* Nor does a failed mlock unlock what was locked before. */
+    /* A failed mlock doesn't unlock what was locked before. */
     CHECK(mlock(memory, MIB) == 0);
     CHECK(munmap(last, 8 * MIB) == 0);
     CHECK(mlock(memory, (size_t)1 << 46) == -1);
@@ -349,7 +357,8 @@ static void all_locked(void)
     CHECK(munlock(memory, MIB) == 0);
 }
 
-/* Part of a failed mlock is done: up to a hole. What lies behind it can still go out. (All of it stayed, if any was locked.) */
+/* A failed mlock is done in part: up to a hole. Memory behind the hole can still go out. Formerly all of the
+ * range stayed in memory if any part of it was locked. */
 static void locked_up_to_a_hole(void)
 {
     char *memory = filled(LARGE, 21);
@@ -365,7 +374,8 @@ static void locked_up_to_a_hole(void)
     VERIFY_FROM(memory + 4 * MIB + PAGE, LARGE - 4 * MIB - PAGE, 21, 4 * MIB / PAGE + 1);
 }
 
-/* Who may not lock so much hears of it, and nothing else happens. (All of it was filled first.) */
+/* A process that may not lock so much memory gets an error, and nothing else happens. Formerly all of the
+ * memory was filled first. */
 static void sparse_lock_refused(void)
 {
     char *memory = filled(LARGE, 22), *sparse = map(4 * LARGE);
@@ -383,7 +393,7 @@ static void sparse_lock_refused(void)
     VERIFY(memory, LARGE, 22);
 }
 
-/* With `--mlockall refuse`. */
+/* With `--mlockall refuse`, mlockall fails with EPERM. */
 static void locking_refused(void)
 {
     int refused = getenv("FARPAGE_MLOCKALL") != NULL;
@@ -394,8 +404,8 @@ static void locking_refused(void)
     VERIFY(memory, LARGE, 17);
 }
 
-/* What the program has forbidden itself before anything was evicted stays forbidden; and memory that is only reserved later.
- * A garbage collector's write barrier would be gone. */
+/* Protection that the program set before anything was evicted stays in force, and so does that of memory that
+ * is only reserved later. Otherwise a garbage collector's write barrier would be gone. */
 static void forbidden_before(void)
 {
     catch_faults();
@@ -423,7 +433,7 @@ static void forbidden_before(void)
     CHECK(!reads(reserved) && !reads(reserved + 3 * MIB));
 }
 
-/* The machine reads what may only be written, and executes what may only be executed. */
+/* The processor reads memory that may only be written, and executes memory that may only be executed. */
 static void only_written_or_executed(void)
 {
     char *memory = filled(LARGE, 16);

@@ -1,7 +1,8 @@
-/* What a program does with signals while its threads are armed: some are already, and others aren't yet.
+/* Signals in a program whose threads are being armed: some threads are armed, others aren't yet.
  *
- * The main thread holds the moment open. It blocks the signal that arms threads, which takes a call past libc, until the case is
- * over; meanwhile the other thread is armed. Without Farpage, and in `thread` mode, there is no such moment. */
+ * The main thread holds this moment open. Until the case is over, the main thread blocks the signal that arms
+ * threads, which only a call past libc can do. Meanwhile the other thread is armed. Without Farpage, and in
+ * `thread` mode, there is no such moment. */
 #include "check.h"
 #include <stdatomic.h>
 #include <sys/prctl.h>
@@ -9,7 +10,8 @@
 static atomic_int is_armed, handled, done;
 static pthread_t other;
 
-/* An armed thread may not change how its calls are stopped; for any other, this switches off what is off. */
+/* Whether this thread is armed. Farpage refuses to let an armed thread change how its calls are stopped. In
+ * any other thread the call switches off what is off already. */
 static int calls_are_stopped(void)
 {
     return call(SYS_prctl, 59, 0, 0, 0, 0, 0) == -EINVAL;
@@ -20,7 +22,7 @@ static void mask(int how, uint64_t set)
     CHECK(call(SYS_rt_sigprocmask, how, (long)&set, 0, 8, 0, 0) == 0);
 }
 
-/* Waits until it is armed, then makes calls to the end. */
+/* Makes calls until the case is over, and says when this thread is armed. */
 static void *makes_calls(void *argument)
 {
     while (!done) {
@@ -46,7 +48,7 @@ static struct sigaction blocking_everything(void (*handler)(int), int flags)
     return action;
 }
 
-/* Sends the other thread a signal, and waits until its handler has run. */
+/* Sends the other thread ten signals, and waits after each until its handler has run. */
 static void tell_the_other(void)
 {
     for (int i = 0; i < 10; i++) {
@@ -57,7 +59,7 @@ static void tell_the_other(void)
     }
 }
 
-/* Does something while the other thread is armed and this one isn't. */
+/* Runs `meanwhile` while the other thread is armed and this one isn't. */
 static void half_armed(void *(*work)(void *), void (*meanwhile)(void))
 {
     CHECK(pthread_create(&other, NULL, work, NULL) == 0);
@@ -76,7 +78,8 @@ static void half_armed(void *(*work)(void *), void (*meanwhile)(void))
     VERIFY(second, LARGE, 2);
 }
 
-/* A handler that was there before, and that blocks every signal while it makes calls: Java's and Go's do. */
+/* A handler that was installed before, and that blocks every signal while it makes calls. Java's and Go's
+ * handlers do so. */
 static void handlers_that_were_there(void)
 {
     struct sigaction action = blocking_everything(on_signal, SA_RESTART), found;
@@ -112,7 +115,7 @@ static void *makes_calls_with_a_stack(void *argument)
     return makes_calls(argument);
 }
 
-/* The same on a stack for handlers, where Go's look whether they are there. */
+/* The same on an alternate signal stack. Go's handlers check that they run on it. */
 static void handlers_on_their_stack(void)
 {
     struct sigaction action = blocking_everything(looks_where_it_is, SA_ONSTACK);
@@ -133,7 +136,7 @@ static void sets_a_handler(void)
     }
 }
 
-/* A handler that a thread sets that isn't armed yet. */
+/* A thread that isn't armed yet installs a handler. */
 static void handlers_set_meanwhile(void)
 {
     stack = map(STACK_BYTES);
@@ -156,7 +159,7 @@ static void resets_all(void)
     }
 }
 
-/* Every signal's handler is taken away by a thread that isn't armed yet: node does so when it starts. */
+/* A thread that isn't armed yet resets every signal's handler. node does so when it starts. */
 static void all_reset_meanwhile(void)
 {
     half_armed(makes_calls, resets_all);
@@ -166,7 +169,7 @@ static void all_reset_meanwhile(void)
 
 static char *below;
 
-/* Asks on a stack that has no room for a signal's frame. */
+/* Asks whether the thread is armed, on a stack that has no room for a signal's frame. */
 static void *asks_on_a_little_stack(void *argument)
 {
     has_a_stack_for_handlers();
@@ -184,7 +187,8 @@ static void *asks_on_a_little_stack(void *argument)
     return makes_calls(argument);
 }
 
-/* Makes calls that lead to Farpage on a stack for handlers, until it is armed: what it has there stays as it is. */
+/* Makes calls that lead to Farpage, in a handler on an alternate stack, until the thread is armed. What the
+ * handler has on that stack stays as it is. */
 static void maps_and_looks(int signal)
 {
     volatile uint64_t words[1024];
@@ -212,7 +216,7 @@ static void nothing(void)
 {
 }
 
-/* A thread that is on its stack for handlers all the time. */
+/* A thread that is on its alternate signal stack all the time. */
 static void handlers_that_map(void)
 {
     struct sigaction action = blocking_everything(maps_and_looks, SA_ONSTACK);
@@ -222,7 +226,8 @@ static void handlers_that_map(void)
     CHECK(elsewhere == 0);
 }
 
-/* A thread on a stack that only has room for what it does itself, as Go's are: what arms it runs on its stack for handlers. */
+/* A thread whose stack has room only for the thread's own work, as Go's stacks have. The code that arms the
+ * thread runs on its alternate signal stack. */
 static void threads_on_little_stacks(void)
 {
     stack = map(STACK_BYTES);
@@ -244,7 +249,7 @@ static void by_path(void)
     execlp("true", "true", NULL);
 }
 
-/* Each of libc's functions makes its own call. */
+/* Each of libc's functions makes its own system call. */
 static void by_descriptor(void)
 {
     extern char **environ;
@@ -253,7 +258,8 @@ static void by_descriptor(void)
     fexecve(file, words, environ);
 }
 
-/* A child whose memory passes the budget while it runs another program. What was to arm it must not end that. */
+/* A child's memory passes the budget while the child runs another program. The signal that was to arm the
+ * child must not end that program. */
 static void run_meanwhile(void (*run)(void))
 {
     for (uint64_t turn = 0; turn < 200; turn++) {
@@ -287,7 +293,7 @@ static void files_run_meanwhile(void)
 enum { FOR_HANDLERS = 64 * PAGE };
 static char *volatile for_handlers;
 
-/* Takes an alternate stack that is managed memory, and makes no call until the case is over. */
+/* Sets an alternate stack in managed memory, and makes no call until the case is over. */
 static void *only_computes(void *argument)
 {
     for_handlers = filled(FOR_HANDLERS, 3);
@@ -299,9 +305,9 @@ static void *only_computes(void *argument)
     return argument;
 }
 
-/* The kernel reads where the thread goes on after it was armed from the alternate stack: that must be there until the thread has
- * gone on, of which nobody hears. The rest of that stack may go out. In `segv` mode such threads ended by SIGSEGV, one of thousands,
- * on a busy machine. */
+/* After arming, the kernel reads from the alternate stack where the thread goes on. The page that is read
+ * must be in memory until the thread has gone on, and nobody hears when that is. The rest of the stack may go
+ * out. Formerly, in `segv` mode on a busy machine, one of thousands of such threads ended with SIGSEGV. */
 static void stack_of_the_arming_stays(void)
 {
     CHECK(pthread_create(&other, NULL, only_computes, NULL) == 0);

@@ -1,7 +1,7 @@
-/* What the test programs share: memory with a known content, a way to have it evicted, and a loud failure.
+/* Shared by the test programs: memory with a known content, a way to have it evicted, and a loud failure.
  *
  * Every program takes the name of one case, works on more memory than its budget, compares every byte, and
- * ends with 0. It runs without Farpage too: then only the question whether pages were out is left out. */
+ * ends with 0. The programs run without Farpage, too. Then only the check that pages are out is skipped. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -27,7 +27,8 @@
 #define PAGE ((size_t)4096)
 #define WORDS (PAGE / sizeof(uint64_t))
 
-/* The unit of every size. `make vm` makes the unit and the budgets smaller: processors that are emulated are slow. */
+/* The unit of every size. `make vm` makes the unit and the budgets smaller, because emulated processors are
+ * slow. */
 #ifndef MIB
 #define MIB ((size_t)1 << 20)
 #endif
@@ -54,7 +55,7 @@ static void fail(const char *file, int line, const char *format, ...)
             FAIL("%s is false (errno %d: %s)", #condition, errno, strerror(errno));                           \
     } while (0)
 
-/* A system call past libc. */
+/* Makes a system call past libc. */
 static inline long call(long number, long a, long b, long c, long d, long e, long f)
 {
     long result;
@@ -77,8 +78,8 @@ static inline uint64_t mix(uint64_t x)
     return x ^ (x >> 32);
 }
 
-/* One word of page `page` of the content `seed`: pages of eight are three of noise, three that compress,
- * one of a repeated word and one of zeros. */
+/* Returns one word of page `page` of the content `seed`. Of eight pages three are noise, three compress, one
+ * is a repeated word, and one is zeros. */
 static inline uint64_t word_of(uint64_t seed, uint64_t page, size_t word)
 {
     switch (page % 8) {
@@ -93,7 +94,7 @@ static inline uint64_t word_of(uint64_t seed, uint64_t page, size_t word)
     }
 }
 
-/* Writes content `seed` to memory; its first page is page `from` of the content. */
+/* Writes content `seed` to memory. The memory's first page is page `from` of the content. */
 static __attribute__((unused)) void fill_from(void *memory, size_t bytes, uint64_t seed, size_t from)
 {
     for (size_t page = 0; page < bytes / PAGE; page++) {
@@ -149,7 +150,7 @@ static __attribute__((unused)) char *map(size_t bytes)
     return map_at(NULL, bytes, 0);
 }
 
-/* Between neighbours that aren't managed. */
+/* Maps memory between neighbours that aren't managed. */
 static __attribute__((unused)) char *map_alone(size_t bytes)
 {
     char *place = mmap(NULL, bytes + 2 * PAGE, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -157,7 +158,7 @@ static __attribute__((unused)) char *map_alone(size_t bytes)
     return map_at(place + PAGE, bytes, MAP_FIXED);
 }
 
-/* A mapping with content `seed`. */
+/* Returns a mapping with content `seed`. */
 static __attribute__((unused)) char *filled(size_t bytes, uint64_t seed)
 {
     char *memory = map(bytes);
@@ -165,7 +166,7 @@ static __attribute__((unused)) char *filled(size_t bytes, uint64_t seed)
     return memory;
 }
 
-/* How many pages the kernel doesn't have in place. */
+/* Returns the number of pages that the kernel doesn't have in place. */
 static __attribute__((unused)) size_t pages_out(const void *memory, size_t bytes)
 {
     int file = open("/proc/thread-self/pagemap", O_RDONLY | O_CLOEXEC);
@@ -180,8 +181,9 @@ static __attribute__((unused)) size_t pages_out(const void *memory, size_t bytes
     return out;
 }
 
-/* Without this a case could pass with everything in memory. On a busy machine all can be filled before the keeper has had a CPU
- * for the first time. */
+/* Waits until a page of the memory is out; fails if none goes out. Without this check a case could pass with
+ * everything in memory. On a busy machine a case can fill all of its memory before the keeper has a CPU for
+ * the first time. */
 static __attribute__((unused)) void require_out_at(const char *file, int line, const void *memory, size_t bytes)
 {
     if (getenv("FARPAGE_SESSION") == NULL)
@@ -195,8 +197,8 @@ static __attribute__((unused)) void require_out_at(const char *file, int line, c
 
 #define REQUIRE_OUT(memory, bytes) require_out_at(__FILE__, __LINE__, memory, bytes)
 
-/* Pushes what isn't in use out: touches three times the budget, and gives it back. First in order, then here and there: a walk
- * by itself leaves what it doesn't go through where it is. */
+/* Pushes out what isn't in use: touches three times the budget, and gives it back. The touches come in order
+ * first, then here and there. A walk alone leaves pages that it doesn't go through where they are. */
 static __attribute__((unused)) void push_out(void)
 {
     char *ballast = map(LARGE);
@@ -212,7 +214,7 @@ static __attribute__((unused)) void push_out(void)
     CHECK(munmap(ballast, LARGE) == 0);
 }
 
-/* The test and the program talk by files in the directory that the program was started in. */
+/* The test and the program communicate by files in the directory in which the program was started. */
 static __attribute__((unused)) void say(const char *name)
 {
     int file = open(name, O_CREAT | O_WRONLY, 0600);
@@ -233,7 +235,7 @@ struct test {
     void (*run)(void);
 };
 
-/* main() of every program. */
+/* The main() of every program. */
 static __attribute__((unused)) int run_test(int argc, char **argv, const struct test *tests, size_t count)
 {
     for (size_t i = 0; argc == 2 && i < count; i++) {

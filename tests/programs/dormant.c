@@ -1,7 +1,8 @@
-/* A process that is small has no thread of Farpage's, and gets one before it is large: however it grows, and whatever it has
- * done before.
+/* A small process has no thread of Farpage's. The process gets one before it is large, however it grows, and
+ * whatever it has done before.
  *
- * Under a budget of 256 MiB. Dormant processes may have 16 of them: the usual limit of the stack, 8 MiB, and the program. */
+ * The budget is 256 MiB, and twice that where several processes are dormant at once. Dormant processes may
+ * have a 16th of it: the usual limit of the stack, 8 MiB, and the program. */
 #include "check.h"
 #include <dirent.h>
 #include <sys/prctl.h>
@@ -24,7 +25,7 @@ static int threads(void)
 #define IS_DORMANT() CHECK(threads() == 1)
 #define IS_MANAGED() CHECK(threads() > 1)
 
-/* However it goes on, it begins so. */
+/* Every case begins dormant, however it goes on. */
 static __attribute__((constructor)) void begins(void)
 {
     IS_DORMANT();
@@ -37,7 +38,7 @@ static char *reserve(size_t bytes)
     return memory;
 }
 
-/* Grows over the budget, and is what it was. */
+/* Grows over the budget, and checks every byte. */
 static void grow(void)
 {
     char *memory = filled(GROWS, 1);
@@ -49,14 +50,14 @@ static void grow(void)
 static void stays(void)
 {
     char *memory = filled(SMALL, 1);
-    /* More than all of it in the end, but never at once. */
+    /* Together more than a dormant process may have, but never at once. */
     for (int turn = 0; turn < 100; turn++) {
         char *more = filled(SMALL, 1);
         CHECK(munmap(more, SMALL) == 0);
     }
     VERIFY(memory, SMALL, 1);
     IS_DORMANT();
-    /* Nothing that a program could see of the signal by which it is asked. */
+    /* The program sees nothing of the signal by which the supervisor asks for an engine. */
     struct sigaction action;
     CHECK(sigaction(SIGURG, NULL, &action) == 0 && action.sa_handler == SIG_DFL);
     CHECK(signal(SIGUSR1, SIG_IGN) == SIG_DFL);
@@ -90,7 +91,8 @@ static void remaps(void)
     VERIFY(memory, GROWS, 1);
 }
 
-/* As runtimes do it. Memory that was reserved while nobody looked is known to an engine that starts later. */
+/* Runtimes reserve memory like this. An engine that starts later knows memory that was reserved while nobody
+ * looked. */
 static void reserves(void)
 {
     char *memory = reserve(2 * GROWS), *named = reserve(GROWS);
@@ -109,7 +111,8 @@ static void reserves(void)
     VERIFY(named, GROWS, 1);
 }
 
-/* Memory that was written and may not be any more takes as much as before, but the kernel no longer counts it. */
+/* Memory that was written and may no longer be written takes as much as before, but the kernel no longer
+ * counts it. */
 static void seals(void)
 {
     char *memory[40];
@@ -123,7 +126,8 @@ static void seals(void)
         VERIFY(memory[at], SMALL, 1);
 }
 
-/* Of each process the next one is a child. Whoever has forked ends, so that few are dormant at once. */
+/* Each process is the child of the one before. A process that has forked ends, so that few are dormant at
+ * once. */
 static void forks(void)
 {
     char *memory = filled(SMALL, 1);
@@ -167,7 +171,7 @@ static void forks_when_grown(void)
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* A child of vfork has its parent's memory, but isn't that process. */
+/* A child of vfork has its parent's memory, but is another process. */
 static void vforks(void)
 {
     pid_t child = vfork();
@@ -204,7 +208,7 @@ static void other_user(void)
     VERIFY(memory, GROWS, 1);
 }
 
-/* The kernel makes no threads in it afterwards. */
+/* After this call the kernel makes no more threads in the process. */
 static void other_pid_namespace(void)
 {
     CHECK(unshare(CLONE_NEWPID) == 0);
@@ -228,7 +232,7 @@ static void limits(void)
     IS_MANAGED();
 }
 
-/* Needs a process without a second thread. */
+/* Only a process without a second thread can enter a user namespace. */
 static void user_namespace(void)
 {
     CHECK(unshare(CLONE_NEWUSER) == 0);
@@ -243,7 +247,7 @@ static void grows_in_a_user_namespace(void)
     VERIFY(memory, GROWS, 1);
 }
 
-/* Past libc, so nobody sees it but the supervisor, which looks now and then. */
+/* The call is made past libc. Nobody sees it but the supervisor, which looks now and then. */
 static void maps_past_libc(void)
 {
     long result = call(SYS_mmap, 0, GROWS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -257,7 +261,8 @@ static void maps_past_libc(void)
     VERIFY((void *)result, GROWS, 1);
 }
 
-/* The signal is one that a kernel drops if nobody handles it, and the program's stack for handlers may be as small as it likes. */
+/* The supervisor asks by a signal that a kernel drops if nobody handles it. The program's stack for handlers
+ * may be as small as it likes, and nothing below that stack may be overwritten. */
 static void is_asked(void)
 {
     char *memory = filled(2 * SMALL, 1);
@@ -268,7 +273,7 @@ static void is_asked(void)
     VERIFY(memory, 2 * SMALL, 1);
 }
 
-/* libc takes a stack for the child, of the kind that threads have. */
+/* libc maps a stack for the child, of the kind that threads have. */
 static void spawns(void)
 {
     CHECK(system("exit 0") == 0);
@@ -284,13 +289,14 @@ static void keeps_what_it_moves(void)
     IS_MANAGED();
 }
 
-/* Random numbers, say, which no two processes may have. Nobody has seen the call. */
+/* Memory with random numbers, for instance, which no two processes may share. The advice is given past libc,
+ * so nobody has seen it. */
 static void wiped_in_children(void)
 {
     char *memory = filled(SMALL, 1);
     CHECK(call(SYS_madvise, (long)memory, SMALL, MADV_WIPEONFORK, 0, 0, 0) == 0);
     IS_DORMANT();
-    /* So that all of it would be out, if it were managed. */
+    /* With this much more memory all of the first would be out, if it were managed. */
     char *more = filled(2 * GROWS, 2);
     REQUIRE_OUT(more, 2 * GROWS);
     VERIFY(more, 2 * GROWS, 2);
@@ -305,7 +311,8 @@ static void wiped_in_children(void)
     VERIFY(memory, SMALL, 1);
 }
 
-/* What a library asks for that keeps random numbers from children: whether the kernel refuses nonsense, and for the advice. */
+/* A library that keeps random numbers from children asks for this: first whether the kernel refuses nonsense,
+ * then for the advice. */
 static void advises(void)
 {
     char *page = filled(PAGE, 1);
@@ -322,7 +329,7 @@ static void has_session(void)
     CHECK(getenv("FARPAGE_SESSION") != NULL && getenv("LD_PRELOAD") != NULL);
 }
 
-/* A child that libc doesn't make, as containers have it, runs a program without an environment. */
+/* A child that is made past libc, as containers do it, runs a program with an empty environment. */
 static void clones_and_executes(void)
 {
     pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD | CLONE_NEWUTS, 0, 0, 0, 0);
@@ -356,7 +363,7 @@ static void on_signal(int number)
     handled = number;
 }
 
-/* The program has a use of its own for the signal. */
+/* The program uses SIGURG itself. */
 static void handles_it(void)
 {
     CHECK(signal(SIGURG, on_signal) == SIG_DFL);

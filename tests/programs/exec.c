@@ -1,5 +1,6 @@
-/* Executes a program with an environment that is out: a list with one entry, in memory that was pushed out. In place of itself
- * (exec), or in a child that shares its memory (spawn). */
+/* Executes a program with an environment that is out: the list and its one entry lie in memory that was
+ * pushed out. With `exec` the program takes this one's place. With `spawn` it runs in a child, which shares
+ * this process's memory until it executes the program. */
 #include "check.h"
 #include <spawn.h>
 #include <sys/wait.h>

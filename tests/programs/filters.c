@@ -1,5 +1,6 @@
-/* Programs that install filters of seccomp: no thread of their process may be without, whoever made it, and no byte may change.
- * Threads are looked at by a child that was made before, since the program may not be allowed to open a file any more. */
+/* Programs that install seccomp filters. No thread of their process may be without the filter, whoever made
+ * the thread, and no byte may change. A child that was made before looks at the threads, because the program
+ * may no longer be allowed to open a file. */
 #include "check.h"
 #include <dirent.h>
 #include <linux/audit.h>
@@ -14,7 +15,7 @@ enum { ALLOW = SECCOMP_RET_ALLOW, KILL = SECCOMP_RET_KILL_PROCESS, DENY = SECCOM
 static char *area;
 static int ask[2], answer[2];
 
-/* Whether a thread is the kernel's own, of an io_uring: it makes no system calls. */
+/* Whether a thread is the kernel's own, of an io_uring. Such a thread makes no system calls. */
 static int is_kernels(DIR *tasks, const char *thread)
 {
     char path[64], text[512] = "";
@@ -42,7 +43,7 @@ static void filters_of(DIR *tasks, const char *thread, char *found, size_t bytes
         fclose(status);
 }
 
-/* How many threads of a process have other filters than its first. */
+/* Returns the number of threads of a process whose filters differ from those of its first thread. */
 static int different(pid_t process, int tell)
 {
     char path[64], own[32], first[256], other[256];
@@ -66,7 +67,7 @@ static int different(pid_t process, int tell)
     return count;
 }
 
-/* Looks whenever it is asked, for a moment: a thread that has just ended is still there. */
+/* Counts whenever it is asked, again and again for a moment: a thread that has just ended is still there. */
 static void observe(pid_t process)
 {
     for (char others; read(ask[0], &others, 1) == 1;) {
@@ -100,7 +101,8 @@ static void begin_out(void)
     REQUIRE_OUT(area, LARGE);
 }
 
-/* By a bare call: libc makes others, too. In strict mode a process can't end all of its threads. */
+/* The call that ends a case. The call is made past libc, because libc makes other calls, too. In strict mode
+ * a process can't end all of its threads. */
 static long end_call = SYS_exit_group;
 
 static void end(int status)
@@ -123,7 +125,8 @@ static void verify_bare(const char *memory, size_t bytes, uint64_t seed)
                 end(4);
 }
 
-/* Memory is as it was, or comes to be out only now, where it may. */
+/* Checks that memory is as it was, and pushes it out again where the engine is still there. In cases that
+ * filled no memory before the filter, memory goes out only now, if at all. */
 static void still_works(void)
 {
     but_for(0);
@@ -145,7 +148,7 @@ static void add(unsigned short code, unsigned k, int if_true, int if_false)
     program[filter.len++] = (struct sock_filter){ code, (unsigned char)if_true, (unsigned char)if_false, k };
 }
 
-/* Those calls get one answer and all others another. */
+/* Makes a filter: the listed calls get one answer, all other calls another. */
 static void make(const int *calls, size_t count, unsigned listed, unsigned others)
 {
     filter.len = 0;
@@ -185,9 +188,9 @@ static long by_own_code(unsigned flags)
     return call(SYS_seccomp, SECCOMP_SET_MODE_FILTER, (long)flags, (long)&filter, 0, 0, 0);
 }
 
-/* Nobody needs these. */
+/* Nobody needs these calls. */
 static const int dangerous[] = { SYS_ptrace, SYS_mount, SYS_kexec_load, SYS_bpf, SYS_keyctl, SYS_reboot };
-/* What is left of the test afterwards. */
+/* Calls that the test makes after the filter. */
 static const int needed[] = { SYS_read, SYS_write, SYS_exit, SYS_exit_group, SYS_mmap, SYS_munmap };
 
 static void check_denied(void)
@@ -196,7 +199,7 @@ static void check_denied(void)
         end(5);
 }
 
-/* The engine can live under it. */
+/* The engine can live under this filter. */
 static void denies_what_nobody_needs(void)
 {
     begin_out();
@@ -238,7 +241,7 @@ static void denies_by_own_code_before(void)
     still_works();
 }
 
-/* For all threads at once; and a second one, which has the first below it. */
+/* One filter for all threads at once, then a second one above the first. */
 static void denies_in_all_threads(void)
 {
     begin_out();
@@ -249,7 +252,7 @@ static void denies_in_all_threads(void)
     still_works();
 }
 
-/* One for its own, and then one for all: engine threads would be in the way. */
+/* A filter for the calling thread alone, then one for all threads. Engine threads would be in the way. */
 static void denies_in_all_threads_after_one(void)
 {
     begin_out();
@@ -269,7 +272,7 @@ static void *install_and_wait(void *nothing)
     return NULL;
 }
 
-/* Another thread binds itself alone. The engine's are bound, too; the first one isn't. */
+/* Another thread binds itself alone. The engine's threads are bound, too; the first thread isn't. */
 static void another_thread_denies(void)
 {
     begin_out();
@@ -294,7 +297,7 @@ static void another_thread_denies(void)
     VERIFY(area, LARGE, 1);
 }
 
-/* Children are under it, and have engines that must live under it. */
+/* Children are under the filter, and their engines must live under it. */
 static void child_lives_under_it(void)
 {
     begin_out();
@@ -316,7 +319,7 @@ static void child_lives_under_it(void)
     still_works();
 }
 
-/* The engine can't live under any of these. */
+/* The engine can't live under any of the filters from here on. */
 static void allows_little(void)
 {
     begin_out();
@@ -421,7 +424,8 @@ static void *touch_forever(void *nothing)
     }
 }
 
-/* Other threads go on meanwhile, which fault and are in calls; and a handler of the program's runs before and after. */
+/* Other threads go on meanwhile, fault and make calls. A handler of the program's runs before and after the
+ * filter. */
 static void allows_little_among_threads(void)
 {
     begin_out();
@@ -445,7 +449,7 @@ static void allows_little_among_threads(void)
     end(0);
 }
 
-/* Libraries ask what there is without wanting it, and some do so in vain. */
+/* Libraries ask what there is without wanting a filter, and some ask in vain. */
 static void only_asks(void)
 {
     begin_out();
@@ -469,7 +473,8 @@ static void goes_on(int signal)
     has_gone_on = signal;
 }
 
-/* The first filter ends whoever makes seccomp(2), as engine threads did to take the second one. */
+/* The first filter ends every process that calls seccomp(2). Engine threads once called it to take the second
+ * filter. */
 static void second_after_seccomp_is_denied(void)
 {
     static const int denied[] = { SYS_seccomp };
@@ -483,7 +488,7 @@ static void second_after_seccomp_is_denied(void)
     still_works();
 }
 
-/* Only engine threads make these, each in one way of serving faults. */
+/* Only engine threads make these calls, each call in one way of serving faults. */
 static void ends_who_makes_calls_of_the_engine(void)
 {
     static const int denied[] = { SYS_process_madvise, SYS_vmsplice };
@@ -493,7 +498,7 @@ static void ends_who_makes_calls_of_the_engine(void)
     still_works();
 }
 
-/* A hook makes the call in the program's place, with signals blocked: SIGSYS would end the process. */
+/* A hook makes this call in the program's place, with signals blocked. SIGSYS would end the process there. */
 static void locking_is_answered_by_signals(void)
 {
     static const int denied[] = { SYS_mlockall };

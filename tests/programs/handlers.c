@@ -1,5 +1,6 @@
-/* Handlers run where the kernel alone would have run them, and find what they would have found: once everything of the
- * program's ran on a stack of ours, on which the next fault or call of a handler that had gone on elsewhere overwrote it. */
+/* Handlers run where the kernel alone would have run them, and find what they would have found. Formerly all
+ * handlers of the program ran on a stack of Farpage's. If a handler went on elsewhere, its next fault or call
+ * overwrote what it had left on that stack. */
 #include "check.h"
 #include <poll.h>
 #include <setjmp.h>
@@ -71,7 +72,7 @@ static void finds_its_own_stack(int number, siginfo_t *info, void *context)
     CHECK(sigismember(&interrupted->uc_sigmask, SIGBUS));
     CHECK(sigismember(&interrupted->uc_sigmask, SIGSYS) == (number == SIGUSR2));
     if (number == SIGUSR1) {
-        /* The next one goes below. */
+        /* The next handler's frame goes below this one. */
         outer_frame = &here;
         CHECK(raise(SIGUSR2) == 0);
     } else {
@@ -124,7 +125,7 @@ static void on_the_interrupted_stack(void)
     grow();
     handle(SIGUSR2, finds_the_interrupted_stack, 0);
     CHECK(raise(SIGUSR1) == 0 && raise(SIGUSR2) == 0 && handled == 3);
-    /* Nothing to run on but that, though it asks for another. */
+    /* There is no alternate stack, though the handler asks for one: it runs on the interrupted stack. */
     use_stack(NULL, 0, SS_DISABLE);
     handle(SIGUSR1, finds_the_interrupted_stack, SA_ONSTACK);
     CHECK(raise(SIGUSR1) == 0 && handled == 4);
@@ -137,7 +138,7 @@ static void has_put_it_away(int number, siginfo_t *info, void *context)
     stack_t told = ((ucontext_t *)context)->uc_stack;
     CHECK(is_on(own, sizeof own, &here) && told.ss_sp == own && told.ss_flags == (int)AUTODISARM);
     CHECK(stack_now().ss_flags == SS_DISABLE);
-    /* Forgotten when it returns. */
+    /* The handler's own setting is forgotten when the handler returns. */
     use_stack(another, sizeof another, 0);
     CHECK(stack_now().ss_sp == another && stack_now().ss_flags == 0);
     handled++;
@@ -163,7 +164,7 @@ static void once(int number, siginfo_t *info, void *context)
     handled++;
 }
 
-/* A handler for one signal; and errors are the kernel's own. */
+/* A handler that is for one signal only, and errors, which are the kernel's own. */
 static void handlers_come_and_go(void)
 {
     struct sigaction found, ignore = { .sa_handler = SIG_IGN };
@@ -242,7 +243,7 @@ static void goes_on_elsewhere(void)
     for (int round = 0; round < 3; round++) {
         CHECK(raise(SIGUSR1) == 0 && handled == 2 * round + 1);
         push_out();
-        /* As of a null pointer in a managed language. */
+        /* An access through a null pointer, as in a managed language. */
         uint64_t before = 5, after;
         __asm__ volatile("mov %1, %0\n\txor %%ecx, %%ecx\n\tmov (%%rcx), %%rax" /* three bytes */
                          : "=&r"(after)
@@ -356,7 +357,8 @@ static void *reads(void *argument)
     return argument;
 }
 
-/* What the interrupted call holds stays held, though the handler makes calls on a stack further up. */
+/* Memory that the interrupted call holds stays held, though the handler makes calls on a stack at higher
+ * addresses. */
 static void call_goes_on_after_handler(void)
 {
     stacks = map(3 * MIB);
@@ -418,7 +420,8 @@ static ssize_t write_interrupted(int flags, size_t drained_first, size_t drained
     return written;
 }
 
-/* What it is ended by has a handler, which runs before it is known how: after a part, with nothing, or made again. */
+/* A signal with a handler ends the write. The handler runs before it is known how the write ends: with a part
+ * written, with nothing written, or made again. */
 static void while_a_write_waits(void)
 {
     use_stack(own, sizeof own, 0);
@@ -452,7 +455,7 @@ static void is_interruptible(int number, siginfo_t *info, void *context)
     handled++;
 }
 
-/* The mask of the call counts in its handlers, the thread's own after it. */
+/* The mask of the call holds in its handlers, and the thread's own mask after the call. */
 static void masks_of_waiting_calls(void)
 {
     sigset_t all, none;
@@ -517,13 +520,13 @@ static void makes_many_calls(void)
         CHECK(getppid() != 0);
 }
 
-/* One returns from a stack that is put back already, and another comes. */
+/* A handler returns from a stack that is already put back, and another signal comes. */
 static void sent_while_returning(void)
 {
     send_all_the_time(NULL, SA_ONSTACK, AUTODISARM, makes_many_calls);
 }
 
-/* Nobody hears anything before his calls are looked at. */
+/* A child hears no signal before its calls are looked at. */
 static int is_born(void *argument)
 {
     (void)argument;
@@ -578,7 +581,7 @@ static void looks(int number, siginfo_t *info, void *context)
     handled++;
 }
 
-/* A child of vfork ends, and what it had changed for itself isn't its maker's. */
+/* A child of vfork changes its mask and its alternate stack, and ends. Its maker's own are unchanged. */
 static void heard_after_a_child(void)
 {
     use_stack(own, sizeof own, 0);
@@ -599,7 +602,8 @@ static void heard_after_a_child(void)
     }
 }
 
-/* Waits until it is let go, with memory and a room that are its maker's; that is ended meanwhile, as ever. */
+/* A child of vfork waits for a byte, on memory and in a room that are its maker's. The maker is ended
+ * meanwhile, as without Farpage. */
 static void is_ended_while_it_waits(void)
 {
     CHECK(signal(SIGALRM, SIG_DFL) != SIG_ERR);
@@ -612,7 +616,8 @@ static void is_ended_while_it_waits(void)
     _exit(9);
 }
 
-/* Go's runtime has less than 800 bytes left where it makes a child, and somebody else's memory below. */
+/* Returns the bytes of stack that a call uses. Where Go's runtime makes a child, its stack has less than 800
+ * bytes left, with memory of something else below. */
 static size_t stack_used_by(long number)
 {
     enum { BYTES = 64 * 1024 };
@@ -702,7 +707,7 @@ static void overflows(void)
     recurse(0);
 }
 
-/* SIGUSR1, with the stack pointer there. */
+/* Sends SIGUSR1 to this thread, with the stack pointer at `stack`. */
 static void signal_on(char *stack)
 {
     __asm__ volatile("mov %%rsp, %%rbx\n\tmov %0, %%rsp\n\tsyscall\n\tmov %%rbx, %%rsp"
@@ -711,7 +716,7 @@ static void signal_on(char *stack)
                      : "rbx", "rcx", "r11", "memory");
 }
 
-/* It is on it already, and further down than a frame is long. */
+/* The thread is already on its alternate stack, with less room left than a frame needs. */
 static void has_too_small_a_stack(void)
 {
     static char small[2048];
@@ -728,7 +733,7 @@ static void is_told(int number, siginfo_t *info, void *context)
     _exit(4);
 }
 
-/* On a stack without room; but SIGSEGV has a handler with one. */
+/* The stack has no room, but SIGSEGV has a handler on a stack with room. */
 static void has_a_handler_elsewhere(void)
 {
     char *stack = mmap(NULL, 2 * PAGE, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -754,7 +759,8 @@ static void crashes_in_its_handler(void)
     *nothing_there = 1;
 }
 
-/* As the kernel ends whom it can't deliver to; or raises SIGSEGV, if that can be. */
+/* The kernel ends a process to which it can't deliver a signal, or raises SIGSEGV if SIGSEGV can be
+ * delivered. */
 static void nowhere_to_run(void)
 {
     void (*const ways[])(void) = { overflows, has_too_small_a_stack, crashes_in_its_handler };
@@ -783,7 +789,7 @@ static void finds_itself(int number, siginfo_t *info, void *context)
 
 static pid_t child;
 
-/* Both return from it. */
+/* Parent and child both return from this handler. */
 static void forks_in_handler(int number, siginfo_t *info, void *context)
 {
     (void)number, (void)info, (void)context;
@@ -791,7 +797,7 @@ static void forks_in_handler(int number, siginfo_t *info, void *context)
     CHECK(raise(SIGUSR2) == 0 && handled == 1);
 }
 
-/* A child has the handlers, and no more of us. */
+/* A child has the program's handlers, and no more of Farpage. */
 static void in_children(void)
 {
     use_stack(own, sizeof own, 0);

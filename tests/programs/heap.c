@@ -4,7 +4,8 @@
 #include <sys/resource.h>
 #include <malloc.h>
 
-/* The break up and down, as old allocators do. The break needs no alignment; ours keeps it by pages. */
+/* The break goes up and down, as old allocators move it. The break needs no alignment; this test keeps it at
+ * page boundaries. */
 static void break_up_and_down(void)
 {
     char *start = sbrk(0);
@@ -23,7 +24,7 @@ static void break_up_and_down(void)
     VERIFY_ZERO(start + bytes / 2, bytes / 2);
     push_out();
     VERIFY(start, bytes / 2, 1);
-    /* In the middle of a page: the rest of it stays. */
+    /* The break ends in the middle of a page: the rest of that page stays. */
     CHECK(brk(start + 5 * MIB + 100) == 0);
     CHECK(brk(start + 6 * MIB) == 0);
     VERIFY(start, 5 * MIB, 1);
@@ -59,7 +60,7 @@ static void small_blocks(void)
     malloc_trim(0);
 }
 
-/* Each thread has an arena of its own, which grows by mprotect; threads come and go. */
+/* Each thread has an arena of its own, which grows by mprotect. Threads come and go. */
 static void *arena(void *argument)
 {
     enum { COUNT = 3000, BYTES = 2000 };
@@ -99,8 +100,9 @@ static void arenas(void)
     }
 }
 
-/* A JavaScript heap is mappings of 256 KiB with nothing beside them; some come and go all the time. They were too small to be
- * managed once, and a program of nothing else was at 1.2 times its budget and stood still. */
+/* A JavaScript heap consists of mappings of 256 KiB with nothing beside them; some come and go all the time.
+ * Formerly such mappings were too small to be managed. A program that had nothing else was at 1.2 times its
+ * budget, and stood still. */
 static void small_mappings(void)
 {
     enum { CHUNKS = LARGE / (256 << 10) };
@@ -128,7 +130,7 @@ static void small_mappings(void)
         VERIFY(chunk[i], bytes, i);
 }
 
-/* Zeros that were never written, written here and there, and read everywhere. */
+/* Zeros that were never written are then written here and there, and read everywhere. */
 static void zeros_of_calloc(void)
 {
     char *memory = calloc(LARGE, 2);
@@ -157,7 +159,8 @@ static void static_array(void)
     VERIFY_FROM(of_the_program + 8 * MIB, LARGE - 8 * MIB, 5, 8 * MIB / PAGE);
 }
 
-/* A static array is in the program's file's mapping where it is small; another library's too. */
+/* A static array lies in the mapping of the program's file where it has content or is small. A library's
+ * array lies in its library's mapping. */
 static char beside_others[3 * MIB + 123] = { 1 };
 
 static void static_array_with_content(void)
@@ -170,7 +173,7 @@ static void static_array_with_content(void)
         CHECK(beside_others[i] == 7);
 }
 
-/* Populating goes past the budget at once if nobody looks. */
+/* MAP_POPULATE goes past the budget at once if nobody looks. */
 static void populated(void)
 {
     for (int round = 0; round < 3; round++) {
@@ -183,12 +186,13 @@ static void populated(void)
     }
 }
 
-/* Zeros that were read are all there and take no memory; written they do, without a page being missing. A kernel
- * before Linux 6.7 doesn't say which pages those are. Backwards, because eviction goes forwards. */
+/* Pages of zeros that were only read are all there and take no memory. Once written they take memory, without
+ * a fault for a missing page. A kernel before Linux 6.7 doesn't say which pages those are. The program writes
+ * backwards, because eviction goes forwards. */
 static void zeros_read_and_then_written(void)
 {
     char *memory = map(LARGE);
-    /* Not all kernels tell the huge page of zeros. */
+    /* Not all kernels report the huge page of zeros. */
     CHECK(madvise(memory, LARGE, MADV_NOHUGEPAGE) == 0);
     VERIFY_ZERO(memory, LARGE);
     for (size_t at = LARGE; at > 0; at -= PAGE)
@@ -200,7 +204,7 @@ static void zeros_read_and_then_written(void)
     REQUIRE_OUT(memory, LARGE);
     int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
     int is_told = ioctl(pagemap, _IOC(_IOC_READ | _IOC_WRITE, 'f', 16, 96), NULL) != 0 && errno == EFAULT;
-    /* The budget, and what is mapped of files. */
+    /* The limit is the budget and what is mapped of files. */
     if (getenv("FARPAGE_SESSION") != NULL && is_told && usage.ru_maxrss > 48 << 10)
         FAIL("%ld KiB were in memory at once", usage.ru_maxrss);
 }

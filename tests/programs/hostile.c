@@ -1,11 +1,12 @@
-/* Writes over what the run's processes share, as a stray pointer could, or on purpose. What matters is what happens
- * to the others: Farpage, which reads it, and the processes beside this one. */
+/* Writes over the memory that the run's processes share, as a stray pointer could, or on purpose. The tests
+ * look at what happens to Farpage, which reads that memory, and to the processes beside this one. */
 #include "check.h"
 #include <linux/falloc.h>
 #include <linux/futex.h>
 #include <sys/stat.h>
 
-/* Layout of a session, as far as a case needs it. The tests say where: they know the library's types. */
+/* Layout of a session, as far as a case needs it. The tests pass the offsets, because they know the library's
+ * types. */
 static size_t head_bytes, records_offset, record_bytes, records;
 
 struct shared {
@@ -41,7 +42,7 @@ static void noise(unsigned char *to, size_t length)
         to[i] = mix(i + 1) >> 8;
 }
 
-/* Goes on for longer than Farpage needs to look. */
+/* Goes on for longer than Farpage needs to look at the session. */
 static void outlive_a_look(void)
 {
     puts("written");
@@ -70,7 +71,7 @@ static void behind_the_head(struct shared shared)
     noise(shared.bytes + head_bytes, shared.length - head_bytes);
 }
 
-/* What is there changes under who reads it: noise, and what it was at first, by turns and piece by piece. */
+/* Changes the memory while Farpage reads it: noise in one piece, then the first content again, by turns. */
 static void storm(struct shared shared)
 {
     unsigned char *first = malloc(shared.length);
@@ -88,8 +89,8 @@ static void storm(struct shared shared)
     outlive_a_look();
 }
 
-/* Everything that is written could be: processes with names that are meant for a terminal, which all tell everything
- * that there is to tell, and are other ones all the time. */
+/* Writes only values that could be true: processes that report everything there is to report, and are other
+ * processes all the time. Their names are meant for a terminal. */
 static void flood(struct shared shared)
 {
     static const char name[16] = "\033[2J\033]0;x\007\nab\xff";
@@ -107,7 +108,8 @@ static void flood(struct shared shared)
     puts("told");
 }
 
-/* Says what the first process says when it ends, but goes on, and claims that the supervisor has told why already. */
+/* Says what the first process says when it ends, but goes on. Claims, too, that the supervisor has told the
+ * reason already. */
 static void told(struct shared shared)
 {
     /* struct First: pid, has_told, is_said, status, waits, is_seen, is_to_end. */
@@ -119,7 +121,7 @@ static void told(struct shared shared)
     syscall(SYS_futex, &first[1], FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-/* The memory can't be taken away from under who reads it, and holes in it are zeros. */
+/* The memory can't be taken away while Farpage reads it, and holes in it are zeros. */
 static void shrink(struct shared shared)
 {
     CHECK(ftruncate(shared.fd, 0) == -1 && errno == EPERM);

@@ -36,8 +36,8 @@ static void files(void)
     VERIFY(memory, LARGE, 1);
 }
 
-/* libc's own calls, from inside libc: nobody interposes those. Buffers that are out, that are out in part, and that were never
- * touched; and a stream's own buffer that is out. */
+/* libc's own calls, made inside libc, where nobody interposes them. Buffers are out, out in part, or never
+ * touched; a stream's own buffer is out, too. */
 static void streams(void)
 {
     const size_t bytes = 24 * MIB;
@@ -53,7 +53,7 @@ static void streams(void)
             CHECK(fwrite(memory + at, 1, 5, file) == 5);
         push_out();
         CHECK(fflush(file) == 0);
-        /* The first time never touched, then out, then half of it. */
+        /* `other` is never touched in the first round, out in the second, and half out in the third. */
         push_out();
         for (size_t at = 0; round == 2 && at < bytes; at += 2 * PAGE)
             *(volatile char *)(other + at) = 1;
@@ -69,7 +69,7 @@ static void streams(void)
     CHECK(fclose(file) == 0);
 }
 
-/* Lines of megabytes: getline's buffer grows by realloc, and scanf makes one. */
+/* Lines of megabytes: getline's buffer grows by realloc, and scanf allocates one. */
 static void long_lines(void)
 {
     enum { LINES = 3 };
@@ -100,7 +100,7 @@ static void long_lines(void)
             CHECK(word[i] == (char)('a' + mix(line * bytes + i) % 26));
         free(word);
     }
-    /* Numbers in text that is out, and text made of them in memory that is out. */
+    /* Numbers are read from text that is out, and text is made of them in memory that is out. */
     memset(text, ' ', bytes);
     strcpy(text + bytes - 100, "12345 0x1f 2.5");
     push_out();
@@ -136,7 +136,8 @@ static void direct(void)
     }
 }
 
-/* O_DIRECT by several threads while others push: pages are pinned just when they should leave. */
+/* O_DIRECT by several threads while another thread pushes pages out: pages are pinned just when they should
+ * leave. */
 static char *shared;
 static int direct_file;
 static volatile int pushing;
@@ -223,7 +224,8 @@ static void *whole_writer(void *argument)
     return NULL;
 }
 
-/* More in one call than there is room for in memory: nothing less is written, and from a file nothing less is read. */
+/* One call moves more memory than there is room for. A write takes all of it, and a read from a file gets all
+ * of it. */
 static void all_in_one_call(void)
 {
     char *from = filled(40 * MIB, 11), *to = filled(40 * MIB, 12);
@@ -231,7 +233,7 @@ static void all_in_one_call(void)
     CHECK(write(file, from, 40 * MIB) == 40 * MIB);
     struct iovec pieces[3] = { { from + 9, 20 * MIB }, { NULL, 0 }, { from + 9 + 20 * MIB, 20 * MIB - 9 } };
     CHECK(pwritev(file, pieces, 3, 40 * MIB) == 40 * MIB - 9);
-    /* Up to the end of the file. */
+    /* The read ends at the end of the file. */
     CHECK(pread(file, to, 40 * MIB, 41 * MIB) == 39 * MIB - 9);
     CHECK(memcmp(to, from + 9 + MIB, 39 * MIB - 9) == 0);
     pieces[0].iov_base = to, pieces[2].iov_base = to + 20 * MIB;
@@ -240,7 +242,7 @@ static void all_in_one_call(void)
     CHECK(lseek(file, 30 * MIB, SEEK_SET) == 30 * MIB);
     CHECK(read(file, to, 10 * MIB) == 10 * MIB && lseek(file, 0, SEEK_CUR) == 40 * MIB);
     VERIFY_FROM(to, 10 * MIB, 11, 30 * MIB / PAGE);
-    /* What the kernel refuses. */
+    /* Calls that the kernel refuses. */
     volatile size_t error = (size_t)-1;
     CHECK(read(file, to, error) == -1 && errno == EFAULT);
     CHECK(write(-1, from, 40 * MIB) == -1 && errno == EBADF);
@@ -265,7 +267,8 @@ static void rings(int signal)
     (void)signal;
 }
 
-/* A large write to a full pipe ends as it should when a handler has run, and a socket's own limit of time counts. */
+/* A large write to a full pipe ends as it should when a handler has run. A socket's own time limit counts,
+ * too. */
 static void large_writes_that_wait(void)
 {
     char *from = filled(40 * MIB, 13);
@@ -294,7 +297,7 @@ static void *writes_much(void *from)
     return (void *)write(pipe_ends[1], from, 40 * MIB);
 }
 
-/* Of two that find room in a pipe one gets it. The other can still be told to stop. */
+/* Two writers find room in a pipe, and one of them gets it. The other can still be interrupted. */
 static void two_writers_of_a_pipe(void)
 {
     char *from = filled(40 * MIB, 18);
@@ -302,7 +305,7 @@ static void two_writers_of_a_pipe(void)
     struct sigaction action = { .sa_handler = rings };
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
     CHECK(pipe2(pipe_ends, 0) == 0 && fcntl(pipe_ends[0], F_SETFL, O_NONBLOCK) == 0);
-    /* Before Linux 6.5 it can't. */
+    /* Before Linux 6.5 the other can't be interrupted. */
     struct iovec one = { from, 1 };
     if (pwritev2(pipe_ends[1], &one, 1, -1, RWF_NOWAIT) < 0)
         return;
@@ -313,7 +316,7 @@ static void two_writers_of_a_pipe(void)
         usleep(20000);
         for (int i = 0; i < 2; i++) {
             void *written;
-            /* One that isn't in its write yet hears it too early. */
+            /* A writer that isn't in its write yet hears the signal too early. */
             while (pthread_tryjoin_np(writers[i], &written) != 0) {
                 CHECK(pthread_kill(writers[i], SIGUSR1) == 0);
                 usleep(1000);
@@ -343,7 +346,8 @@ static void *receives_messages(void *argument)
     return NULL;
 }
 
-/* A message of three times the budget, and files by the calls that could do more: never all of it is held at once. */
+/* A message of three times the budget, and a file by preadv2 and pwritev2, which could do more than plain
+ * reads and writes. Never all of the memory is held at once. */
 static void large_messages(void)
 {
     message = filled(LARGE, 20);
@@ -374,7 +378,8 @@ static void large_messages(void)
     VERIFY(message, LARGE, 20);
 }
 
-/* A peer that leaves in the middle of a large write: what it took is the answer, and only the next write tells, with a signal. */
+/* A peer leaves in the middle of a large write. The answer is what the peer took. Only the next write fails,
+ * with a signal. */
 static volatile int broken_pipes;
 
 static void counts_broken_pipes(int number)
@@ -409,7 +414,7 @@ static void peer_that_leaves(void)
         CHECK(written >= (ssize_t)(2 * MIB) && written < (ssize_t)LARGE);
         CHECK(broken_pipes == round);
         CHECK(write(ends[0], from, 1) == -1);
-        /* Where it leaves bytes unread it is as if the connection was reset. */
+        /* If the peer leaves bytes unread, the error is that of a reset connection. */
         if (errno == ECONNRESET)
             CHECK(write(ends[0], from, 1) == -1);
         CHECK(errno == EPIPE && broken_pipes == round + 1);
@@ -418,8 +423,9 @@ static void peer_that_leaves(void)
     VERIFY(from, LARGE, 19);
 }
 
-/* Who gets less than it asked for from what doesn't wait knows that there is no more, and waits for epoll's next edge. What is
- * only looked at comes as a whole, too. */
+/* A program that gets less than it asked for, from something that doesn't wait, knows that there is no more,
+ * and waits for epoll's next edge. So a read that doesn't wait must get everything. A read that only peeks
+ * must, too. */
 static void reads_that_do_not_wait(void)
 {
     char *from = filled(1 * MIB, 16), *to = filled(40 * MIB, 17);
@@ -446,7 +452,7 @@ static void reads_that_do_not_wait(void)
     VERIFY_FROM(to + 1 * MIB, 39 * MIB, 17, 1 * MIB / PAGE);
 }
 
-/* Pages lent to a pipe and evicted meanwhile. */
+/* Pages are lent to a pipe, and evicted meanwhile. */
 static void pages_lent_to_a_pipe(void)
 {
     char *from = filled(48 * MIB, 8), *other = filled(48 * MIB, 9), *got = malloc(64 * 1024);
@@ -467,8 +473,9 @@ static void pages_lent_to_a_pipe(void)
     VERIFY(from, 48 * MIB, 8);
 }
 
-/* More memory than the budget is pinned, and can't be moved: the program goes on over its budget, at a decent speed, with
- * what else it has. Where no ring may be had, or not so much be locked, there is only the rest. */
+/* More memory than the budget is pinned, and can't be moved. The program goes on over its budget, at a decent
+ * speed, with its other memory. Where the kernel allows no ring, or not so much locked memory, only the other
+ * memory is tested. */
 static void pinned_over_the_budget(void)
 {
     char *pinned = filled(48 * MIB, 14);
@@ -483,7 +490,7 @@ static void pinned_over_the_budget(void)
     VERIFY(pinned, 48 * MIB, 14);
 }
 
-/* A ring whose kernel side may be used by one request at a time. */
+/* An io_uring for one request at a time. */
 struct ring {
     int file;
     char *shared;
@@ -491,7 +498,7 @@ struct ring {
     struct io_uring_params parameters;
 };
 
-/* False where no ring may be had, or its buffer can't be registered. */
+/* Returns 0 where no ring may be had, or its buffer can't be registered. */
 static int begin_ring(struct ring *ring, struct iovec *registered)
 {
     *ring = (struct ring){ 0 };
@@ -509,7 +516,7 @@ static int begin_ring(struct ring *ring, struct iovec *registered)
     return 1;
 }
 
-/* Reads into the registered buffer. The request's result. */
+/* Reads into the registered buffer. Returns the request's result. */
 static int read_by_ring(struct ring *ring, int file, char *to, size_t bytes, size_t from)
 {
     struct io_uring_params *p = &ring->parameters;
@@ -525,13 +532,14 @@ static int read_by_ring(struct ring *ring, int file, char *to, size_t bytes, siz
     return result;
 }
 
-/* A buffer that was registered before the budget was reached is written past every mapping: by the page that was pinned then. In
- * `segv` mode that page had been evicted, and what was read was lost. */
+/* A buffer is registered before the budget is reached. The kernel writes it past every mapping, through the
+ * page that was pinned then. Formerly, in `segv` mode, that page had been evicted, and what was read was
+ * lost. */
 static void registered_before_the_budget(void)
 {
     enum { PIECE = 64 * 1024 };
     size_t bytes = 1 * MIB;
-    /* The first page of a mapping that is taken over is looked at: is it zeros? It may be pinned. */
+    /* When a mapping is taken over, Farpage looks whether its first page is zeros. The page may be pinned. */
     char *fresh = map(bytes), *buffer = filled(bytes, 18), *content = malloc(bytes);
     struct iovec zeros = { fresh, bytes }, registered = { buffer, bytes };
     struct ring ring, other_ring;
@@ -553,9 +561,9 @@ static void registered_before_the_budget(void)
     VERIFY(content, bytes, 19);
 }
 
-/* As a debugger reads and writes. The kernel doesn't wait for a userfaultfd when /proc/PID/mem is used: it answers
- * EIO for a page that is out, never a wrong byte. Without a userfaultfd it would find zeros, so it can't be opened, by no
- * name. process_vm_readv waits. */
+/* Reads and writes as a debugger does. The kernel doesn't wait for a userfaultfd when /proc/PID/mem is used.
+ * For a page that is out it answers EIO, never a wrong byte. Without a userfaultfd the kernel would find
+ * zeros; there the file can't be opened, by no name. process_vm_readv waits. */
 static void through_proc(void)
 {
     char *memory = filled(LARGE, 9), *copy = malloc(MIB);
@@ -590,15 +598,16 @@ static void through_proc(void)
 
 static int never[2];
 
-/* A page that a call uses stays open in `segv` mode: so what it is part of is several mappings to the kernel. */
+/* A page that a call uses stays open in `segv` mode. To the kernel the mapping around it is then several
+ * mappings. */
 static void *waits_in_a_call(void *page)
 {
     CHECK(read(never[0], page, 1) == -1 && errno == EFAULT);
     return NULL;
 }
 
-/* mremap of what is several mappings to the kernel moves each. They were copied, and what a device wrote to pages that it had
- * pinned before was lost. */
+/* mremap of memory that is several mappings to the kernel moves each of them. Formerly the content was
+ * copied, and what a device wrote to pages that it had pinned before was lost. */
 static void moved_after_it_was_registered(void)
 {
     enum { PIECE = 64 * 1024, WAYS = 3 };
@@ -622,12 +631,12 @@ static void moved_after_it_was_registered(void)
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, waits_in_a_call, memory[way] + at_call) == 0);
         usleep(200000);
-        /* A page in the part that a call shrinks it by is in, too. */
+        /* The page lies in the part that a shrinking call cuts off: it is in memory, too. */
         VERIFY_FROM(memory[way] + whole - PAGE, PAGE, 20, whole / PAGE - 1);
         size_t now = ways[way].bytes, kept = now < whole ? now : whole;
         char *moved = mremap(memory[way], whole, now, MREMAP_MAYMOVE | MREMAP_FIXED | ways[way].flags, map(5 * MIB));
         CHECK(moved != MAP_FAILED);
-        /* The ring knows the pages, and where they were. */
+        /* The ring knows the pages, and their old addresses. */
         for (size_t at = 0; has_ring && at < bytes; at += PIECE)
             CHECK(read_by_ring(&ring[way], file, memory[way] + at, PIECE, at) == PIECE);
         VERIFY(moved, bytes, has_ring ? 21 : 20);
@@ -644,8 +653,9 @@ static void moved_after_it_was_registered(void)
     VERIFY(other, LARGE, 15);
 }
 
-/* Memory that is out and that the program has forbidden itself since: a call that names it fails at once, as ever. In `segv` mode
- * each of its pages was waited for, 40 seconds long, and a fork's child seemed to hang for good. */
+/* The program has forbidden itself memory that is out. A call that names this memory fails at once, as
+ * without Farpage. Formerly, in `segv` mode, each of its pages was waited for, for 40 seconds, and a fork's
+ * child seemed to hang for good. */
 static void forbidden_while_out(void)
 {
     char *memory = filled(LARGE, 13);
@@ -688,8 +698,9 @@ static void *waits_for_children(void *nothing)
     return nothing;
 }
 
-/* Calls wait when the budget is reached, and use memory that nobody has touched and nobody may write, or that was only read. It was
- * neither there nor kept: they ended with EFAULT. */
+/* Calls are waiting when the budget is reached. The calls use memory that nobody has touched and nobody may
+ * write, or memory that was only read. Formerly such memory was neither brought in nor held, and the calls
+ * ended with EFAULT. */
 static void calls_wait_with_memory_that_is_only_read(void)
 {
     enum { WRITERS = 3, CAPACITY = 16 * PAGE };
@@ -697,13 +708,14 @@ static void calls_wait_with_memory_that_is_only_read(void)
     char *memory = map(4 * MIB), found[PAGE];
     char *buffers[WRITERS] = { memory, memory + 2 * MIB, memory + MIB };
     CHECK(mprotect(memory, 2 * MIB, PROT_READ) == 0);
-    /* One was read. */
+    /* One buffer was read. */
     CHECK(*(volatile char *)buffers[2] == 0);
     CHECK(pipe(full) == 0 && write(full[1], ballast, CAPACITY) == CAPACITY);
     pthread_t writers[WRITERS];
     for (int at = 0; at < WRITERS; at++)
         CHECK(pthread_create(&writers[at], NULL, writes_a_page, buffers[at]) == 0);
-    /* No signal reaches a parent of vfork. So the others are armed long before all is ready, and make their calls. */
+    /* A parent of vfork hears no signal. So the other threads are armed, and make their calls, long before
+     * everything is ready. */
     pthread_t parent;
     CHECK(pthread_create(&parent, NULL, waits_for_children, NULL) == 0);
     usleep(200000);

@@ -1,7 +1,8 @@
-"""Builds about MEGABYTES of small objects, changes some, reads all of them again in another order, and prints a
-digest of what it read: usage objects.py MEGABYTES [plain|mixed].
+"""Builds about MEGABYTES of small objects, changes some, reads all of them again in another order, and prints
+a digest of what it read.
 
-`plain` objects are as in most programs: text that repeats, small numbers. `mixed` ones carry some noise too."""
+Usage: objects.py MEGABYTES [plain|mixed]. `plain` objects are as in most programs: text that repeats, small
+numbers. `mixed` ones carry some noise too."""
 
 import hashlib
 import random

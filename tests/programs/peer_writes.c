@@ -1,4 +1,5 @@
-/* Another process writes to memory of which pages are out. It pins a page, and no protection of the page stops it. */
+/* Another process writes to memory of which pages are out. Its write pins a page, and no protection of the
+ * page stops it. */
 #include "check.h"
 
 enum { ROUNDS = 400, PIECE = 64, CHURNS = 2 };
@@ -12,7 +13,7 @@ struct message {
     uint64_t seed;
 };
 
-/* Writes to pages of the upper half, here and there: pages of the lower half are evicted. */
+/* Writes to pages of the upper half, here and there, so that pages of the lower half are evicted. */
 static void *churn(void *argument)
 {
     uint64_t random = (uintptr_t)argument + 1;
@@ -23,7 +24,8 @@ static void *churn(void *argument)
     return NULL;
 }
 
-/* The process whose memory it is: verifies what the peer says that it wrote, or reads pages that the peer could not write. */
+/* The process that owns the memory. Verifies what the peer says that it wrote, or reads the pages that the
+ * peer could not write. */
 static void owner(int told, int answers)
 {
     fill(memory, LARGE, ROUNDS + 1);
@@ -44,7 +46,8 @@ static void owner(int told, int answers)
         CHECK(pthread_join(thread[i], NULL) == 0);
 }
 
-/* Without a privileged userfaultfd the kernel doesn't wait for a page that is out: it writes fewer bytes, or says EFAULT. */
+/* Returns the number of pages that were written. Without a privileged userfaultfd the kernel doesn't wait for
+ * a page that is out: it writes fewer bytes, or says EFAULT. */
 static size_t pages_written(pid_t child, char *piece, size_t page)
 {
     struct iovec mine = { piece, PIECE * PAGE }, others = { memory + page * PAGE, PIECE * PAGE };

@@ -1,5 +1,6 @@
-/* Programs that give up what they may do, as daemons and sandboxes do: no thread of their process may keep it. Threads that
- * somebody else has put into the process are found as an attacker would find them, in /proc/self/task. */
+/* Programs that give up privileges, as daemons and sandboxes do. No thread of their process may keep any.
+ * Threads that somebody else has put into the process are found as an attacker would find them, in
+ * /proc/self/task. */
 #include "check.h"
 #include <dirent.h>
 #include <grp.h>
@@ -12,11 +13,11 @@
 
 enum { NOBODY = 65534, CAP_KILL_ = 5, CAP_BIND_ = 10, NOT_ALLOWED = 77 };
 
-/* Open since before anything was given up: /proc may not be there afterwards. */
+/* Opened before anything is given up: /proc may not be there afterwards. */
 static DIR *tasks;
 static char *area;
 
-/* Lines of a thread's status that say what it may do. */
+/* Reads the lines of a thread's status that say what the thread may do. */
 static void privileges_of(const char *thread, char *found, size_t bytes)
 {
     static const char *const names[] = { "Uid:", "Gid:", "Groups:", "CapInh:", "CapPrm:", "CapEff:",
@@ -34,7 +35,7 @@ static void privileges_of(const char *thread, char *found, size_t bytes)
         fclose(status);
 }
 
-/* Its root directory and namespaces. */
+/* Reads the thread's root directory and namespaces. */
 static void places_of(const char *thread, char *found, size_t bytes)
 {
     static const char *const names[] = { "mnt", "uts", "ipc", "net", "cgroup" };
@@ -51,13 +52,14 @@ static void places_of(const char *thread, char *found, size_t bytes)
     }
 }
 
-/* The kernel's PF_EXITING: it has begun to end, and soon has neither a root directory nor namespaces. */
+/* The kernel's PF_EXITING: the thread has begun to end, and soon has neither a root directory nor
+ * namespaces. */
 enum { ENDS = 0x4 };
-/* The kernel's PF_IO_WORKER: its own thread, of an io_uring. It runs no code of this process, and makes each request with the
- * credentials of the thread that asked for it. */
+/* The kernel's PF_IO_WORKER: a thread of the kernel's, for an io_uring. Such a thread runs no code of this
+ * process, and makes each request with the credentials of the thread that asked for it. */
 enum { KERNELS = 0x10 };
 
-/* Name and flags of a thread. One that has ended ends. */
+/* Returns a thread's flags, and its name. A thread that has ended has the flags `ENDS`. */
 static unsigned flags_of(const char *thread, char name[64])
 {
     char path[64], text[512] = "";
@@ -72,7 +74,7 @@ static unsigned flags_of(const char *thread, char name[64])
     return flags;
 }
 
-/* How many threads differ from the first one. They are named if `tell`. */
+/* Counts the differences between the first thread and the other threads. Prints them if `tell`. */
 static int different(int tell)
 {
     char first[8192], other[8192], own[32];
@@ -118,7 +120,7 @@ static void begin_out(void)
     REQUIRE_OUT(area, LARGE);
 }
 
-/* Memory is as it was, or comes to be out only now. */
+/* Checks that memory is as it was, and pushes it out again. In a `_before` case memory goes out only now. */
 static void still_works(void)
 {
     if (area == NULL)
@@ -156,7 +158,7 @@ static void drops_root_before(void)
     still_works();
 }
 
-/* For a while, as a file server does, and back. */
+/* The program changes its user for a while, as a file server does, and back. */
 static void changes_its_user_and_back(void)
 {
     begin_out();
@@ -176,7 +178,7 @@ static void changes_its_user_and_back(void)
     still_works();
 }
 
-/* By number, through libc. */
+/* Calls are made by number, through libc. */
 static void drops_root_by_number(void)
 {
     begin_out();
@@ -187,7 +189,8 @@ static void drops_root_by_number(void)
     still_works();
 }
 
-/* By an instruction of its own, as other languages make calls. Where that isn't seen, it is noticed. */
+/* Calls are made by an instruction of the program's own, as other languages make them. Where Farpage doesn't
+ * see such a call, it notices the change. */
 static void drop_by_own_code(void)
 {
     CHECK(call(SYS_setgroups, 0, 0, 0, 0, 0, 0) == 0);
@@ -220,7 +223,7 @@ static void capabilities(uint32_t effective, uint32_t permitted, uint32_t inheri
     CHECK(capset(&header, data) == 0);
 }
 
-/* One capability is kept, and the next program has it. */
+/* The program keeps one capability, and the next program has it, too. */
 static void keeps_one_capability(void)
 {
     begin_out();
@@ -234,7 +237,7 @@ static void keeps_one_capability(void)
     still_works();
 }
 
-/* Root that has nothing of root, and can't get it back. */
+/* Root keeps nothing of root, and can't get it back. */
 static void locks_itself(void)
 {
     begin_out();
@@ -252,7 +255,8 @@ static void locks_itself(void)
     still_works();
 }
 
-/* What was allowed before and after: others of its user may look into it again. */
+/* The program lets other processes of its user look into it again. After it has given up more, they still
+ * may. */
 static void can_be_looked_at(void)
 {
     begin_out();
@@ -268,7 +272,7 @@ static void *drop_all(void *nothing)
     return nothing;
 }
 
-/* libc has all of its threads change, whichever calls. */
+/* libc makes all of the program's threads change, whichever thread calls. */
 static void another_thread_drops_root(void)
 {
     begin_out();
@@ -282,7 +286,7 @@ static void another_thread_drops_root(void)
 
 static int stage[2];
 
-/* It alone: what the process can do is what it could. */
+/* Changes this thread alone: the process can still do what it could. */
 static void *drop_alone(void *nothing)
 {
     CHECK(syscall(SYS_setresuid, NOBODY, NOBODY, NOBODY) == 0);
@@ -306,7 +310,8 @@ static void one_thread_drops_root_alone(void)
     VERIFY(area, LARGE, 1);
 }
 
-/* A child that has its parent's memory until it runs another program changes what it alone may do. */
+/* A child of vfork has its parent's memory until it runs another program. The child changes only what it may
+ * do itself. */
 static void child_of_vfork_drops_root(void)
 {
     begin_out();
@@ -355,7 +360,7 @@ static void leave_root(void)
     close(outside);
 }
 
-/* Into an empty directory, without a /proc. */
+/* The root becomes an empty directory, without a /proc. */
 static void leaves_root(void)
 {
     begin_out();
@@ -375,7 +380,7 @@ static void leaves_root_before(void)
     NONE_DIFFERS();
 }
 
-/* Network, names, mounts; and back to where it was. */
+/* Network, names, mounts: the program leaves its namespaces, and goes back. */
 static void leaves_namespaces(void)
 {
     begin_out();
@@ -400,8 +405,8 @@ static void leaves_namespaces(void)
     still_works();
 }
 
-/* Sandboxes forbid themselves to open, start or allocate anything more. What is managed must work on, and so must what is managed
- * only afterwards. */
+/* Sandboxes forbid themselves to open, start or allocate anything more. Memory that is managed must go on
+ * working, and so must memory that is managed only afterwards. */
 static void limit(int resource, rlim_t most)
 {
     const struct rlimit both = { most, most };
@@ -435,7 +440,7 @@ static void may_have_no_more_memory(void) { limit_after(RLIMIT_AS, 0); }
 static void may_have_no_more_memory_before(void) { limit_before(RLIMIT_AS, 0); }
 static void may_have_no_more_data(void) { limit_after(RLIMIT_DATA, 0); }
 
-/* The kernel limits the threads of ordinary users. */
+/* The kernel limits only the threads of ordinary users. */
 static void may_start_nothing_before(void)
 {
     CHECK(setresuid(NOBODY, NOBODY, NOBODY) == 0);

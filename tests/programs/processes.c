@@ -14,7 +14,8 @@ static void ended_well(pid_t child)
              WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
 }
 
-/* Within the budget a fork is as always: both go over their budgets afterwards, each with its own bytes. */
+/* Within the budget a fork works as without Farpage. Both processes go over the budget afterwards, each with
+ * its own bytes. */
 static void fork_within_budget(void)
 {
     char *memory = filled(12 * MIB, 1);
@@ -59,7 +60,8 @@ static void fork_of_a_fork(void)
     VERIFY(memory, 8 * MIB, 5);
 }
 
-/* Was over the budget, gave it back, and forks with nothing or little evicted, but with memory that is registered. */
+/* The process was over the budget and gave memory back. Its fork comes with nothing or little evicted, but
+ * with registered memory. */
 static void fork_after_giving_back(void)
 {
     char *memory = filled(8 * MIB, 8);
@@ -76,7 +78,8 @@ static void fork_after_giving_back(void)
     ended_well(child);
 }
 
-/* Most of the memory is out at the fork: in frames, in the pool, on the disk. Both have all of it, and change it. */
+/* Most of the memory is out at the fork: in frames, in the pool, on the disk. Parent and child have all of
+ * it, and change it. */
 static void fork_while_out(void)
 {
     char *memory = filled(LARGE, 11);
@@ -91,7 +94,7 @@ static void fork_while_out(void)
             VERIFY(memory + 8 * MIB, 24 * MIB, 21);
             _exit(0);
         }
-        /* What was out at the fork is overwritten here, and its places are used again. */
+        /* The parent overwrites what was out at the fork, and its places are used again. */
         fill(memory, LARGE, 22);
         push_out();
         VERIFY(memory, LARGE, 22);
@@ -114,7 +117,7 @@ static void hear(char expected)
     CHECK(read(ends[0], &byte, 1) == 1 && byte == expected);
 }
 
-/* Each process forks and ends; the last one has what the first one had put out, and their changes. */
+/* Each process forks and ends. The last one has what the first one had out, and the changes of all. */
 static void line_of_forks_while_out(void)
 {
     char *memory = filled(LARGE, 30);
@@ -129,7 +132,7 @@ static void line_of_forks_while_out(void)
             CHECK(next >= 0);
             if (next > 0)
                 _exit(0);
-            /* Whoever looks for free places finds those of the dead. */
+            /* A process that looks for free places finds those of the dead. */
             push_out();
         }
         for (int depth = 1; depth < 5; depth++)
@@ -146,7 +149,8 @@ static void line_of_forks_while_out(void)
     VERIFY(memory, LARGE, 40);
 }
 
-/* Memory that a child is to find empty, whether it was out or not; and then again not. */
+/* Memory that a child must find empty, whether it was out or not, and memory for which the advice was taken
+ * back. */
 static void wiped_in_children(void)
 {
     char *memory = filled(LARGE, 70);
@@ -173,8 +177,8 @@ static void *reads_into(void *place)
     return NULL;
 }
 
-/* The same after it was moved while a call was using part of it. (With `segv` that is a copy, and children saw what was in
- * memory.) */
+/* The same after the memory was moved while a call was using part of it. In `segv` mode that move is a copy.
+ * Formerly children saw what was in memory. */
 static void wiped_where_it_was_moved(void)
 {
     char *memory = filled(LARGE / 2, 74);
@@ -198,8 +202,8 @@ static void wiped_where_it_was_moved(void)
     CHECK(pthread_join(thread, NULL) == 0);
 }
 
-/* What is sealed and may only be read can't be kept from children any more, so it isn't sealed. (The next fork ended the
- * program.) */
+/* Memory that is sealed and read-only could no longer be kept from children, so Farpage doesn't let it be
+ * sealed. Formerly the next fork ended the program. */
 static void sealed_and_forked(void)
 {
     char *memory = filled(8 * MIB, 75);
@@ -217,7 +221,8 @@ static void sealed_and_forked(void)
     VERIFY(memory, 8 * MIB, 75);
 }
 
-/* Holes that the program has made are its own: what it puts there in the child disturbs nobody, and stays. */
+/* Holes that the program has made are its own. Memory that it maps there in the child disturbs nobody, and
+ * stays. */
 static void holes_of_its_own(void)
 {
     char *memory = filled(LARGE, 71), *place = map(16 * MIB);
@@ -243,8 +248,9 @@ static void holes_of_its_own(void)
     VERIFY(memory, LARGE, 72);
 }
 
-/* What is too small to be managed is kept from children by the kernel alone, and given to them again by it. (The second was
- * swallowed, as for managed memory: the child had nothing there.) */
+/* The kernel alone keeps memory that is too small to be managed from children, and gives it to them again.
+ * Formerly Farpage swallowed the second advice, as it does for managed memory, and the child had nothing
+ * there. */
 static void kept_from_children_and_given_again(void)
 {
     enum { SMALL = 64 * 1024 };
@@ -322,7 +328,7 @@ static void run_true(void)
     CHECK(posix_spawnp(&child, "no-such-program", NULL, NULL, arguments, environ) == ENOENT);
 }
 
-/* The child of vfork that is to be killed; 0 while there is none. */
+/* The child of vfork that is to be killed. 0 while there is none. */
 static volatile pid_t victim;
 static volatile int is_over;
 
@@ -336,8 +342,8 @@ static void *kill_borrowers(void *nothing)
     return nothing;
 }
 
-/* A child of vfork runs on its parent's memory, and is killed while it touches what is out or makes calls with it. Whatever it
- * was doing, its parent goes on. */
+/* A child of vfork runs on its parent's memory. The test kills the child while it touches memory that is out,
+ * or makes calls with it. Whatever the child was doing, its parent goes on. */
 static void borrowers_killed(void)
 {
     pthread_t killer;
@@ -367,7 +373,7 @@ static void borrowers_killed(void)
     VERIFY(memory, LARGE, 1);
 }
 
-/* vfork's child uses the parent's memory, evicted pages too. */
+/* A child of vfork uses its parent's memory, evicted pages too. */
 static void programs_started_while_out(void)
 {
     char *memory = filled(LARGE, 13);
@@ -394,7 +400,7 @@ static void programs_started_while_out(void)
     }
 }
 
-/* The program that takes our place starts afresh, under the same budget. */
+/* The program that takes this one's place starts afresh, under the same budget. */
 static void other_program_in_our_place(void)
 {
     char *memory = filled(LARGE, 14);
@@ -404,7 +410,7 @@ static void other_program_in_our_place(void)
     FAIL("execl: %s", strerror(errno));
 }
 
-/* Threads use memory while another forks. */
+/* Threads use memory while another thread forks. */
 static volatile int stop;
 static char *shared;
 
@@ -443,14 +449,15 @@ static void forks_beside_threads(void)
         CHECK(pthread_join(thread[i], NULL) == 0);
 }
 
-/* More pages that are out, each between two that were never touched, than the kernel allows mappings. */
+/* Pages that are out, each between two that were never touched: more pages than the kernel allows
+ * mappings. */
 static void fork_while_sparse(void)
 {
     size_t pages = 90000;
     char *memory = map(pages * PAGE);
     for (size_t page = 0; page < pages; page += 2)
         ((uint64_t *)(memory + page * PAGE))[7] = mix(page);
-    /* What stays in memory lies far apart, in more places than a range that is new to us is looked at in. */
+    /* The pages that stay in memory lie far apart, in more places than Farpage looks at in a new range. */
     for (size_t page = 0; page < 2 * pages; page += 20)
         ((volatile uint64_t *)(memory + page % pages * PAGE))[8] = page;
     REQUIRE_OUT(memory, pages * PAGE);
@@ -463,9 +470,10 @@ static void fork_while_sparse(void)
     ended_well(child);
 }
 
-/* Threads that write page after page, each from its first word to its last, with a number that grows by one. */
+/* Threads that write page after page, each page from its first word to its last, with a number that grows by
+ * one. */
 #define WRITERS 8
-/* Pages of each, and the last number that each of them has in full. */
+/* Pages of each writer, and the last number that each page has in full. */
 static size_t written;
 static volatile uint64_t *versions;
 
@@ -490,7 +498,8 @@ static void *writes_pages(void *argument)
     return argument;
 }
 
-/* What the child has of one page: as it was when the version was `was`, or while the next one was being written. */
+/* Checks what the child has of one page: the page as it was at version `was`, or while the next version was
+ * being written. */
 static void verify_snapshot(size_t me, size_t at)
 {
     const uint64_t *words = (const uint64_t *)(shared + (me * written + at) * PAGE);
@@ -503,8 +512,9 @@ static void verify_snapshot(size_t me, size_t at)
     }
 }
 
-/* Eight threads write all the time while the process forks; each child has everything as of one instant. With STORM="MIB
- * FORKS" of another size; then it waits, with nothing in use, until its areas were looked at. */
+/* Eight threads write all the time while the process forks. Each child has everything as of one instant.
+ * STORM="MIB FORKS" sets another size. With STORM the process then waits, with nothing in use, until its
+ * areas were looked at. */
 static void snapshots_beside_writers(void)
 {
     size_t bytes = LARGE;
@@ -547,8 +557,8 @@ static void snapshots_beside_writers(void)
     }
 }
 
-/* Memory that a call uses at the fork; the child then moves all of the mapping that it is a part of. The program has so
- * many descriptors that whatever number one of ours has is one of its own, too. */
+/* A call uses memory at the fork. The child then moves the whole mapping that this memory is a part of. The
+ * program has so many descriptors that any number of a descriptor of Farpage's is one of its own, too. */
 static int asked[2];
 
 static void *asks(void *argument)
@@ -582,7 +592,8 @@ static void moved_in_a_child(void)
     VERIFY(other, 64 * MIB, 19);
 }
 
-/* The last thread ends by the system call itself, within the budget and beyond it; nobody calls exit. (It was waited for for ever.) */
+/* The last thread ends by the system call itself, within the budget and beyond it, and nobody calls exit.
+ * Formerly the end was waited for for ever. */
 static void *ends_by_the_call(void *argument)
 {
     usleep(100000);
@@ -604,7 +615,8 @@ static void last_thread_ends_by_the_call(void)
         }
         int status;
         CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status));
-        /* The first thread's status, or the last one's (since Linux 5.17), of which Farpage doesn't know. */
+        /* The status is the first thread's or, since Linux 5.17, the last one's. Farpage doesn't know the
+         * last one's. */
         CHECK(WEXITSTATUS(status) == 7 || (way / 2 == 1 && WEXITSTATUS(status) == 5));
     }
     char *memory = filled(LARGE, 21);

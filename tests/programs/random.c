@@ -1,9 +1,11 @@
 /* A program that does anything to its memory, in an order that a seed decides, and knows every byte of it.
  *
  * usage: random SEED SECONDS THREADS PAGES [OPERATION...]; the operations named at the end are left out.
- * Each thread has regions of its own; beside every page stands what must be in it (`struct page`). All pages together are more
- * than the budget, so most are out when an operation comes to them. At the end: "OK seed N pages-verified M".
- * A wrong byte, an error that the kernel has no reason for, a child that ends badly or never: one line and status 1. */
+ *
+ * Each thread has regions of its own. Beside every page stands what must be in it (`struct page`). All pages
+ * together are more than the budget, so most are out when an operation comes to them. At the end the program
+ * prints "OK seed N pages-verified M". A failure prints one line and gives status 1: a wrong byte, an error
+ * that the kernel has no reason for, a child that ends badly or never. */
 #include "check.h"
 #include <setjmp.h>
 #include <spawn.h>
@@ -16,14 +18,15 @@
 
 #define REGIONS 64
 #define THREADS_MAX 16
-/* Pages that one call moves at most; files, pipes and vectors are made for that. */
+/* Pages that one call moves at most. Files, pipes and vectors are made for this number. */
 #define CALL_PAGES 256
 /* Pages that a handler looks at. */
 #define HANDLER_PAGES 40
 #define STACK (256 * 1024)
-/* Bytes of an argument that another program is given. */
+/* Bytes of an argument that another program gets. */
 #define ARGUMENT 60000
-/* Seconds that a process may take to end once its time is over: on a busy machine one has taken more than a minute. */
+/* Seconds that a process may take to end once its time is over. On a busy machine a process has taken more
+ * than a minute. */
 #define PATIENCE 300
 
 enum kind { PRIVATE, SHARED, OF_FILE };
@@ -159,7 +162,7 @@ static struct region *add(struct thread *t, char *start, size_t count, enum kind
     return region;
 }
 
-/* Pages of a region are gone. */
+/* Removes pages from a region. */
 static void cut(struct thread *t, struct region *region, size_t first, size_t count)
 {
     size_t behind = region->count - first - count;
@@ -183,7 +186,7 @@ static struct region *region_at(struct thread *t, const char *start)
     return NULL;
 }
 
-/* Some pages of some region. False if there is none, or no room for the pieces. */
+/* Chooses some pages of some region. Returns 0 if there is no region, or no room for the pieces. */
 static int choose(struct thread *t, struct region **region, size_t *first, size_t *count)
 {
     if (t->count == 0 || t->count > REGIONS - 4)
@@ -203,7 +206,7 @@ static int is_of_one_kind(const struct region *region, size_t first, size_t coun
     return 1;
 }
 
-/* What was there is thrown away. */
+/* Restores what the pages have after their content was thrown away. */
 static void reset(struct region *region, size_t first, size_t count)
 {
     for (size_t i = first; i < first + count; i++) {
@@ -222,7 +225,7 @@ static void maps(struct thread *t)
     enum kind kind = below(t, 3) > 0 ? PRIVATE : (enum kind)below(t, KINDS);
     size_t count = 1 + below(t, kind == PRIVATE && below(t, 3) > 0 ? 900 : 32);
     int flags = flags_of[kind] | (below(t, 6) == 0 ? MAP_POPULATE : 0) | (below(t, 4) == 0 ? MAP_NORESERVE : 0);
-    /* Beside another one, half of the time. */
+    /* Half of the time the new region lies beside another one. */
     char *hint = t->count > 0 && below(t, 2) ? t->regions[below(t, t->count)].start - count * PAGE : NULL;
     char *start = mmap(hint, count * PAGE, PROT_READ | PROT_WRITE, flags, kind == OF_FILE ? t->file : -1, 0);
     MUST(start != MAP_FAILED);
@@ -264,7 +267,7 @@ static void resizes(struct thread *t)
     if (after > before && t->pages >= pages_max)
         return;
     char *start = mremap(region->start, before * PAGE, after * PAGE, below(t, 4) ? MREMAP_MAYMOVE : 0);
-    /* More than one mapping can't grow; nor can one move to where it may not. */
+    /* The kernel doesn't grow several mappings at once, and doesn't move one that may not move. */
     if (start == MAP_FAILED)
         return;
     region->start = start;
@@ -275,7 +278,7 @@ static void resizes(struct thread *t)
     t->pages += after - before;
 }
 
-/* To a new place, or over another region. */
+/* Moves pages to a new place, or over another region. */
 static void moves(struct thread *t)
 {
     struct region *region;
@@ -295,7 +298,7 @@ static void moves(struct thread *t)
     memcpy(pages, region->pages + first, count * sizeof(struct page));
     enum kind kind = region->kind;
     int is_moved = mremap(from, count * PAGE, count * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to;
-    if (!is_moved) /* Pieces that the kernel doesn't move at once. What was at the target may be gone. */
+    if (!is_moved) /* The kernel doesn't move several pieces at once. What was at the target may be gone. */
         MUST(munmap(to, count * PAGE) == 0);
     else
         cut(t, region, first, count);
@@ -315,7 +318,7 @@ static void advises(struct thread *t)
     size_t first, count;
     if (!choose(t, &region, &first, &count))
         return;
-    if (below(t, 3) > 0) { /* A hint; and what can't be populated the kernel says. */
+    if (below(t, 3) > 0) { /* A hint. The kernel may refuse to populate. */
         madvise(place(region, first), count * PAGE, harmless[below(t, sizeof harmless / sizeof *harmless)]);
         return;
     }
@@ -375,7 +378,7 @@ static void writes(struct thread *t)
         write_page(t, region, first + (in_order ? i : below(t, count)));
 }
 
-/* What the program forbids itself it hears of. */
+/* Touches memory that the program has forbidden itself: there must be a signal. */
 static void faults(struct thread *t)
 {
     struct region *region;
@@ -451,7 +454,7 @@ static void on_signal(int signal, siginfo_t *info, void *context)
 
 /* ---- system calls on memory that is out ---- */
 
-/* All of it, with interruptions. */
+/* Moves all bytes, though a call may be interrupted. */
 static void all_of(ssize_t (*part)(int, void *, size_t, off_t), int file, char *memory, size_t bytes, off_t at)
 {
     for (size_t done = 0; done < bytes;) {
@@ -494,7 +497,7 @@ static ssize_t receives(int file, void *memory, size_t bytes, off_t at)
     return fstat(file, &status) == 0 && S_ISSOCK(status.st_mode) ? recvmsg(file, &message, 0) : read(file, memory, bytes);
 }
 
-/* Through a pipe or a pair of sockets, in pieces that fit into both. */
+/* Moves bytes through a pipe or a pair of sockets, in pieces that fit into both. */
 static void through(struct thread *t, int in, int out, char *from, char *to, size_t bytes)
 {
     for (size_t done = 0; done < bytes;) {
@@ -525,7 +528,7 @@ static void within_itself(struct thread *t, char *from, char *to, size_t bytes)
     }
 }
 
-/* Has some pages copied over others by a system call. */
+/* Copies some pages over others by a system call. */
 static void calls(struct thread *t)
 {
     if (t->count < 2)
@@ -553,7 +556,7 @@ static void calls(struct thread *t)
         all_of(reads_vector, t->file, to, bytes, (off_t)MIB);
         break;
     case 2: {
-        /* Not every file system has it. */
+        /* Not every file system has O_DIRECT. */
         int file = t->direct >= 0 ? t->direct : t->file;
         all_of(writes_part, file, from, bytes, (off_t)(4 * MIB));
         all_of(reads_part, file, to, bytes, (off_t)(4 * MIB));
@@ -585,11 +588,12 @@ struct order {
     char *start;
     size_t count;
     uint64_t first_seed;
-    pid_t poked; /* The thread that waits for it, if one word of each page is to be written by ptrace. */
+    pid_t poked; /* The thread that waits for the order, if ptrace is to write one word of each page. */
     uint16_t at[POKED_PAGES];
 };
 
-/* Whether a page was written: where a peer can't reach what is out it wasn't, and nothing of it. */
+/* Writes a page, and returns whether it was written. Where a peer can't reach what is out, nothing of the
+ * page is written. */
 static int is_written(pid_t process, const struct order *order, size_t number)
 {
     uint64_t words[WORDS];
@@ -601,7 +605,7 @@ static int is_written(pid_t process, const struct order *order, size_t number)
     return ptrace(PTRACE_POKEDATA, order->poked, (uint64_t *)start + order->at[number], order->first_seed + number) == 0;
 }
 
-/* The other process: does what it is told until nobody is there. */
+/* Runs in the other process: does what it is told until nobody is there. */
 static void be_peer(struct thread *t, pid_t process)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -615,8 +619,9 @@ static void be_peer(struct thread *t, pid_t process)
             int status;
             MUST(ptrace(PTRACE_INTERRUPT, order.poked, NULL, NULL) == 0);
             MUST(waitpid(order.poked, &status, __WALL) == order.poked && WIFSTOPPED(status));
-            /* It may be stopped because a signal is due, which it gets afterwards. Without a SIGSYS of Farpage's its call is
-             * never made, and looks as if it had returned its own number: that of read is 0. */
+            /* The thread may be stopped because a signal is due, which it gets afterwards. If that were a
+             * SIGSYS of Farpage's and were dropped, the thread's call would never be made. The call would
+             * look as if it had returned its own number, and the number of read is 0. */
             due = status >> 16 == 0 ? (uintptr_t)WSTOPSIG(status) : 0;
         }
         if (order.poked == 0 || is_stopped)
@@ -629,7 +634,8 @@ static void be_peer(struct thread *t, pid_t process)
     _exit(0);
 }
 
-/* A process that pins pages writes them; or one word in each while the thread `poked` is stopped, past every protection. */
+/* The peer writes pages, which it pins. If `poked` isn't 0, it writes one word in each page while the thread
+ * `poked` is stopped, past every protection. */
 static void is_written_to_by_peer(struct thread *t, pid_t poked)
 {
     struct region *region;
@@ -776,7 +782,7 @@ static void forks_programs(struct thread *t)
     run_program(t, 2);
 }
 
-/* Waits for children until so many are left. */
+/* Waits for children until `left` are left. */
 static void reap(struct thread *t, size_t left)
 {
     while (t->born > left) {
@@ -819,7 +825,7 @@ static void be_child(struct thread *t)
     t->random += (uint64_t)getpid();
     close(t->file), close(t->direct), close(t->pipe[0]), close(t->pipe[1]), close(t->sockets[0]), close(t->sockets[1]);
     open_all(t);
-    /* Its parent goes on changing what both have. */
+    /* The parent goes on changing memory that both share. */
     for (size_t i = t->count; i-- > 0;)
         if (t->regions[i].kind == SHARED) {
             MUST(munmap(t->regions[i].start, t->regions[i].count * PAGE) == 0);
@@ -854,7 +860,7 @@ static void forks(struct thread *t)
 static struct operation {
     const char *name;
     void (*run)(struct thread *t);
-    /* How often, in hundredths or so. */
+    /* How often the operation is chosen, in hundredths or so. */
     size_t share;
 } operations[] = {
     { "map", maps, 10 },         { "unmap", unmaps, 4 },         { "map_anew", maps_anew, 2 },
@@ -867,7 +873,7 @@ static struct operation {
 };
 #define OPERATIONS (sizeof operations / sizeof *operations)
 
-/* So many operations, or until time is up. */
+/* Runs at most `most` operations, and stops when time is up. */
 static void run(struct thread *t, size_t most)
 {
     size_t shares = 0;
@@ -903,7 +909,7 @@ static void handles(int signal, void (*handler)(int, siginfo_t *, void *), int f
     MUST(sigaction(signal, &action, NULL) == 0);
 }
 
-/* A process of its own for each thread, which writes into this one. Before there are threads. */
+/* Makes the thread's peer, a process that writes into this one. Must be called before there are threads. */
 static void make_peer(struct thread *t)
 {
     MUST(pipe(t->ask) == 0 && pipe(t->answer) == 0);
@@ -913,7 +919,7 @@ static void make_peer(struct thread *t)
         close(t->ask[1]);
         be_peer(t, process);
     }
-    /* So that a peer that ends is noticed. */
+    /* The pipes' other ends are closed here, so that the end of a peer is noticed. */
     close(t->ask[0]), close(t->answer[1]);
 }
 

@@ -1,8 +1,9 @@
-"""Makes COUNT small records, as an interpreter keeps them, reads all of them again, and prints a digest: usage records.py
-COUNT [BUSY SECONDS]. What they become in a pool can be made a third shorter, if more time is spent on it.
+"""Makes COUNT small records, as an interpreter keeps them, reads all of them again, and prints a digest. In a
+pool the records can be made a third shorter, if more time is spent on them.
 
-With BUSY so many further records are made before them, and read and changed at random for so many SECONDS, while the others
-wait; how many a second, in the second half of that, goes to standard error."""
+Usage: records.py COUNT [BUSY SECONDS]. With BUSY, BUSY further records are made first. For SECONDS they are
+read and changed at random, while the other records wait. Records per second, in the second half of that time,
+go to standard error."""
 
 import gc
 import hashlib
@@ -36,7 +37,7 @@ def keep_busy(records, seconds):
 
 
 def main():
-    # A collection goes through all that there is.
+    # A garbage collection would go through all records.
     gc.disable()
     count, busy, seconds = (int(word) for word in (sys.argv[1:] + ["0", "0"])[:3])
     often = [record(number) for number in range(busy)]

@@ -8,7 +8,7 @@ static void realloc_growth(void)
     size_t bytes = 4 * MIB;
     char *block = malloc(bytes);
     CHECK(block != NULL);
-    /* The block's pages aren't aligned to pages of memory: a content of words fits all the same. */
+    /* The block's pages aren't aligned to pages of memory. A content of words fits all the same. */
     fill(block, bytes, 1);
     while (bytes < LARGE) {
         size_t larger = bytes + 7 * MIB;
@@ -73,13 +73,13 @@ static void shrunk(void)
         CHECK(mremap(memory, bytes, bytes - 16 * MIB, 0) == memory);
         VERIFY(memory, bytes - 16 * MIB, 4);
     }
-    /* What is mapped there now is new. */
+    /* Memory that is mapped there now is new. */
     char *behind = map_at(memory + 16 * MIB, LARGE - 16 * MIB, MAP_FIXED_NOREPLACE);
     VERIFY_ZERO(behind, LARGE - 16 * MIB);
     VERIFY(memory, 16 * MIB, 4);
 }
 
-/* Onto memory that is managed itself, and partly out. */
+/* The target is memory that is managed itself, and partly out. */
 static void moved_to_fixed_place(void)
 {
     char *from = filled(48 * MIB, 5);
@@ -96,7 +96,7 @@ static void moved_to_fixed_place(void)
     VERIFY(onto + 8 * MIB, 32 * MIB, 5);
 }
 
-/* The old mapping stays, empty; both are used afterwards. */
+/* The old mapping stays, empty. Both mappings are used afterwards. */
 static void moved_and_not_unmapped(void)
 {
     char *from = filled(64 * MIB, 7);
@@ -124,7 +124,7 @@ static void pieces(void)
     push_out();
     for (int i = 0; i < COUNT; i++)
         VERIFY_FROM(piece[i], bytes, 9, i * bytes / PAGE);
-    /* And back together, in reverse. */
+    /* The pieces go back together, in reverse order. */
     char *room = mmap(NULL, LARGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     for (int i = 0; i < COUNT; i++)
         CHECK(mremap(piece[i], bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, room + (COUNT - 1 - i) * bytes)
@@ -141,7 +141,7 @@ static void halves_unmapped(void)
     CHECK(munmap(memory, keep) == 0);
     CHECK(munmap(memory + 3 * keep, keep) == 0);
     VERIFY_FROM(memory + keep, 2 * keep, 10, keep / PAGE);
-    /* A hole in the middle, and new memory in it. */
+    /* A hole in the middle, with new memory in it. */
     CHECK(munmap(memory + keep + keep / 2, keep / 2) == 0);
     char *inner = map_at(memory + keep + keep / 2, keep / 2, MAP_FIXED_NOREPLACE);
     VERIFY_ZERO(inner, keep / 2);
@@ -153,7 +153,7 @@ static void halves_unmapped(void)
     CHECK(munmap(memory, LARGE) == 0);
 }
 
-/* mmap in the place of managed memory: anonymous, of a file, shared, and without access. */
+/* mmap in the place of managed memory: anonymous, of a file, and shared. */
 static void mapped_over(void)
 {
     char *memory = filled(LARGE, 12);
@@ -176,7 +176,7 @@ static void mapped_over(void)
     for (size_t i = 1; i < 6; i += 2)
         VERIFY_FROM(memory + i * part, part, 12, i * part / PAGE);
     VERIFY(memory + 4 * part, part, 13);
-    /* And anonymous memory again in the place of all that. */
+    /* Anonymous memory again, in the place of all that. */
     CHECK(map_at(memory, LARGE, MAP_FIXED) == memory);
     VERIFY_ZERO(memory, LARGE);
     fill(memory, LARGE, 14);
@@ -201,7 +201,7 @@ static void page_by_page(void)
     }
 }
 
-/* What the kernel refuses must change nothing. */
+/* A call that the kernel refuses must change nothing. */
 static void refused_calls(void)
 {
     char *memory = filled(LARGE, 16);
@@ -221,7 +221,7 @@ static void refused_calls(void)
     CHECK(mmap(memory, PAGE, PROT_READ, MAP_PRIVATE | MAP_FIXED, 12345, 0) == MAP_FAILED && errno == EBADF);
     CHECK(mmap(NULL, 0, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == EINVAL);
     VERIFY(memory, LARGE, 16);
-    /* A hole in the place is not the work of the call that failed. */
+    /* The hole at the target was there before: the failed call didn't make it. */
     push_out();
     CHECK(munmap(memory, PAGE) == 0);
     REQUIRE_OUT(memory + PAGE, LARGE - PAGE);
@@ -230,8 +230,8 @@ static void refused_calls(void)
     VERIFY_FROM(memory + PAGE, LARGE - PAGE, 16, 1);
 }
 
-/* Since Linux 6.17 one call moves several mappings. What may be done with one isn't what may be done with the next. (All became
- * like the first: a fork's child found zeros in the second.) */
+/* Since Linux 6.17 one call moves several mappings. The next mapping need not allow what the first allows.
+ * Formerly all became like the first, and a fork's child found zeros in the second. */
 static void several_at_once(void)
 {
     enum { HALF = 4 * 1024 * 1024 };
@@ -261,7 +261,8 @@ static void several_at_once(void)
     }
 }
 
-/* Others change a mapping that a thread writes to all the time: it waits each time, and that is nothing to end it for. */
+/* A thread writes to a mapping all the time while another thread changes it. The writer waits each time; that
+ * is no reason to end it. */
 static volatile int stop;
 
 static void *counts(void *argument)
@@ -291,8 +292,8 @@ static void resized_beside_a_writer(void)
     VERIFY(memory, 60 * MIB, 12);
 }
 
-/* From some bytes to some more of the same page: nothing moves, and calls can use the memory as before. All of it had stayed
- * closed to them. */
+/* The mapping grows by some bytes of the same page. Nothing moves, and calls can use the memory as before.
+ * Formerly all of it stayed closed to calls. */
 static void resized_within_a_page(void)
 {
     char *memory = filled(64 * MIB, 15);
@@ -308,7 +309,7 @@ static void resized_within_a_page(void)
     }
 }
 
-/* What isn't one mapping can't be moved, and stays as it was. */
+/* Memory that isn't one mapping can't be moved, and stays as it was. */
 static void neighbour_in_the_way(void)
 {
     char *place = map_at(NULL, 80 * MIB, MAP_NORESERVE);
@@ -319,7 +320,7 @@ static void neighbour_in_the_way(void)
     fill(memory, 64 * MIB, 13);
     push_out();
     CHECK(mremap(memory, 65 * MIB, 66 * MIB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
-    /* Linux 6.17 and later could. */
+    /* Linux 6.17 and later could move it. */
     char *target = map(2 * MIB);
     if (getenv("FARPAGE_SESSION") != NULL)
         CHECK(mremap(memory + 63 * MIB, 2 * MIB, 2 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED
@@ -329,7 +330,7 @@ static void neighbour_in_the_way(void)
         CHECK(shared[at] == 7);
 }
 
-/* A mapping grows with what it allows. */
+/* A mapping grows with the protection that it has. */
 static sigjmp_buf refused;
 
 static void refuse(int signal)
@@ -357,8 +358,8 @@ static void grown_and_still_read_only(void)
     VERIFY(other, 64 * MIB, 15);
 }
 
-/* A mapping that shrinks loses its end, whatever its first page is: here that is a stack's, which isn't managed. The end was
- * still in the list of ranges, and the next fork's child was stopped. */
+/* A mapping that shrinks loses its end, whatever its first page is. Here the first page is a stack's, which
+ * isn't managed. Formerly the end was still in the list of ranges, and the next fork's child was stopped. */
 static void shrunk_from_what_is_not_managed(void)
 {
     char *memory = filled(LARGE, 16);
@@ -383,7 +384,8 @@ static void shrunk_from_what_is_not_managed(void)
     }
 }
 
-/* The mapping grows again, and is filled. A fork's child believed the old list, by which those pages were out. */
+/* The mapping grows again, and is filled. Formerly a fork's child believed the old list, by which those pages
+ * were out. */
 static void grown_again_from_what_is_not_managed(void)
 {
     char *memory = filled(LARGE, 18);

@@ -1,4 +1,6 @@
-/* Several processes with one budget: of 64 MiB, in one case of 512, and where children take their turns of 24. */
+/* Several processes have one budget, usually of 64 MiB. The budget is 512 MiB in `among_idle_ones`, and 32
+ * MiB in `payer_ends_beside_a_stopped_child`. Where children take their turns, in `written_while_read` and in
+ * `many_small`, the budget is 24 MiB. */
 #include "check.h"
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -17,8 +19,8 @@ static void all_ended_well(pid_t *children, int count)
     }
 }
 
-/* The first one fills nearly all of the budget and goes to sleep; the others, each alone well within it, come later, and
- * work until the last of them is done. */
+/* The first process fills nearly all of the budget and goes to sleep. The others come later, each alone well
+ * within the budget. Each process works for some rounds and ends. */
 static void growers(void)
 {
     pid_t children[MEMBERS];
@@ -40,7 +42,8 @@ static void growers(void)
     all_ended_well(children, MEMBERS);
 }
 
-/* What children share with their parent counts once: nothing has to be evicted for those that only read it. */
+/* Memory that children share with their parent counts once. Nothing has to be evicted for children that only
+ * read it. */
 static void readers(void)
 {
     char *memory = map(OWN);
@@ -60,7 +63,7 @@ static void readers(void)
     all_ended_well(children, MEMBERS);
 }
 
-/* One after the other, each with most of the budget: the dead take none of it. */
+/* Processes come one after the other, each with most of the budget. The dead take none of it. */
 static void one_by_one(void)
 {
     for (int i = 0; i < 3 * MEMBERS; i++) {
@@ -77,7 +80,8 @@ static void one_by_one(void)
     }
 }
 
-/* Twelve that have something and wait, and one that grows to four fifths of what they leave: nothing is short. */
+/* Twelve processes have some memory and wait. One process grows to four fifths of what they leave. Memory
+ * isn't short. */
 static void among_idle_ones(void)
 {
     pid_t children[12];
@@ -110,7 +114,7 @@ static void among_idle_ones(void)
 #define TURNS 4
 #define FORKED (60 * MIB)
 
-/* Words that no codec makes shorter: the pool is of no use. */
+/* Words that no codec makes shorter, so that the pool is of no use. */
 static void fill_noise(char *memory, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += sizeof(uint64_t))
@@ -146,7 +150,7 @@ static void reads_all(char *memory)
     verify_noise(memory, FORKED);
 }
 
-/* They only read: what parent and child share is in memory once. */
+/* The children only read: memory that parent and child share is there once. */
 static void readers_in_turns(void)
 {
     in_turns(reads_all);
@@ -161,7 +165,7 @@ static void closes_all_and_reads(char *memory)
     verify_noise(memory, FORKED);
 }
 
-/* They close all descriptors before. */
+/* The children close all descriptors before they read. */
 static void closers_in_turns(void)
 {
     in_turns(closes_all_and_reads);
@@ -171,13 +175,13 @@ static void reads_advised(char *memory)
 {
     static const int advice[] = { MADV_DONTDUMP, MADV_MERGEABLE, MADV_NOHUGEPAGE, MADV_HUGEPAGE };
     for (int i = 0; i < 4; i++) {
-        /* Not every kernel knows all of them. */
+        /* Not every kernel knows each advice. */
         (void)madvise(memory + i * (FORKED / 4), FORKED / 4, advice[i]);
     }
     verify_noise(memory, FORKED);
 }
 
-/* They give advice that splits the mapping. */
+/* The children give advice that splits the mapping. */
 static void advisers_in_turns(void)
 {
     in_turns(reads_advised);
@@ -203,7 +207,7 @@ static void written_while_read(void)
 
 #define PAID (20 * MIB)
 
-/* One MiB after the other, so slowly that keepers without much CPU can follow. */
+/* Verifies one MiB after the other, so slowly that keepers without much CPU can follow. */
 static void verify_slowly(const char *memory, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
@@ -214,12 +218,13 @@ static void verify_slowly(const char *memory, size_t bytes)
     }
 }
 
-/* A parent ends; it has paid for what its children have, too. One child is stopped, and the others fill memory of their own. */
+/* A parent ends that has paid for its children's memory, too. One child is stopped, and the others fill
+ * memory of their own. */
 static void payer_ends_beside_a_stopped_child(void)
 {
     int stopped[2], ended[2];
     CHECK(pipe(stopped) == 0 && pipe(ended) == 0);
-    /* Who has lost its parent is ours. */
+    /* Processes that have lost their parent become children of this one. */
     CHECK(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
     pid_t payer = fork();
     CHECK(payer >= 0);
@@ -229,7 +234,7 @@ static void payer_ends_beside_a_stopped_child(void)
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
-            /* Else nobody sees its end. */
+            /* Otherwise nobody would see the payer's end. */
             close(ended[1]);
             raise(SIGSTOP);
             _exit(0);
@@ -242,7 +247,7 @@ static void payer_ends_beside_a_stopped_child(void)
             if (other == 0) {
                 close(ended[1]);
                 CHECK(read(ended[0], &nothing, 1) == 0);
-                /* The others have heard of the end by now. */
+                /* The other processes have heard of the payer's end by now. */
                 usleep(1000000);
                 char *own = map(PAID);
                 for (size_t at = 0; at < PAID; at += MIB) {
@@ -270,7 +275,7 @@ static void payer_ends_beside_a_stopped_child(void)
     all_ended_well(&child, 1);
 }
 
-/* Six at once, none of which is large. */
+/* Six processes at once, none of which is large. */
 static void many_small(void)
 {
     pid_t children[6];

@@ -1,5 +1,6 @@
-/* Threads, handlers and children as they are when Farpage comes in, and made afterwards. Most of these ended the program
- * once in `--faults signal`, where a blocked signal, a missing stack or somebody else's handler is enough for that. */
+/* Threads, handlers and children that exist when Farpage comes in, and ones that are made afterwards. Most of
+ * these cases once ended the program in `--faults signal`. There a blocked signal, a missing stack or
+ * somebody else's handler is enough for that. */
 #include "check.h"
 #include <execinfo.h>
 #include <linux/sched.h>
@@ -26,7 +27,8 @@ static void makes_calls(int signal)
     handled++;
 }
 
-/* A handler that blocks everything while it makes calls and touches what is out: installed before and afterwards. */
+/* A handler blocks everything while it makes calls and touches memory that is out. Such a handler is
+ * installed before memory is out, and another afterwards. */
 static void handlers_that_block_everything(void)
 {
     struct sigaction action = { .sa_handler = makes_calls };
@@ -76,7 +78,7 @@ static void workers(void *(*work)(void *), size_t count, void (*meanwhile)(void)
         CHECK(pthread_join(thread[i], NULL) == 0);
 }
 
-/* Workers that block every signal, inside calls that change memory when the budget is reached. */
+/* Workers block every signal, and are inside calls that change memory when the budget is reached. */
 static void workers_that_block_everything(void)
 {
     workers(blocks_and_maps, 3, grow);
@@ -103,8 +105,9 @@ static void *maps_and_faults(void *argument)
     return argument;
 }
 
-/* Workers that block nothing, and are inside calls that change memory when the budget is reached. Those calls block all signals
- * for a moment, and it was taken for what the program had asked for: its next own fault ended it. */
+/* Workers block nothing, and are inside calls that change memory when the budget is reached. Such calls block
+ * all signals for a moment. Formerly that mask was taken for the one that the program had asked for, and the
+ * program's next fault of its own ended it. */
 static void workers_that_block_nothing(void)
 {
     struct sigaction action = { .sa_sigaction = mends, .sa_flags = SA_SIGINFO };
@@ -122,7 +125,7 @@ static void change_ids(void)
         CHECK(setresuid(getuid(), getuid(), getuid()) == 0);
 }
 
-/* libc has every thread change its ids, by a signal of its own. */
+/* libc makes every thread change its ids, by a signal of its own. */
 static void ids_of_all_threads(void)
 {
     grow();
@@ -149,7 +152,7 @@ static void *nothing(void *argument)
     return argument;
 }
 
-/* Threads on stacks that nobody has touched, with their ends at any place in a page. */
+/* Threads run on stacks that nobody has touched, and that end at any place in a page. */
 static void stacks_never_touched(void)
 {
     grow();
@@ -182,7 +185,7 @@ static void runs_true(void)
     _exit(3);
 }
 
-/* As posix_spawn of newer libcs does it: a child on our memory, with all handlers taken away. */
+/* A child as posix_spawn of newer libcs makes it: on its parent's memory, with all handlers taken away. */
 static void child_without_handlers(void)
 {
     struct sigaction action = { .sa_handler = jumps };
@@ -202,7 +205,7 @@ static void child_without_handlers(void)
     CHECK(child > 0 && waitpid((pid_t)child, &status, 0) == child && status == 0);
     struct sigaction now;
     CHECK(sigaction(SIGBUS, NULL, &now) == 0 && now.sa_handler == jumps);
-    /* A true one: beyond the end of a file. */
+    /* A SIGBUS that isn't about Farpage: beyond the end of a file. */
     int file = memfd_create("short", 0);
     CHECK(file >= 0 && ftruncate(file, PAGE) == 0);
     volatile char *memory = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -212,7 +215,7 @@ static void child_without_handlers(void)
     VERIFY(area, LARGE, 1);
 }
 
-/* Threads that can't be made take nothing with them. */
+/* A clone that fails uses nothing up. */
 static void clones_that_fail(void)
 {
     grow();
@@ -255,7 +258,7 @@ static void *makes_threads(void *argument)
     return argument;
 }
 
-/* Threads that are being made by others while all are told of the budget. */
+/* Threads are being made by other threads while all are told of the budget. */
 static void threads_made_meanwhile(void)
 {
     workers(makes_threads, 4, grow);
@@ -272,7 +275,7 @@ static void on_nothing(int number)
     (void)number;
 }
 
-/* The first such thread has an alternate stack of its own. */
+/* The first thread that comes here has an alternate stack of its own. */
 static void *forks(void *argument)
 {
     static volatile int is_second;
@@ -298,7 +301,7 @@ static void *forks(void *argument)
     return argument;
 }
 
-/* A copy of the process that is made just while its threads are told has nothing of ours in its way. */
+/* A copy of the process that is made just while its threads are told has nothing of Farpage's in its way. */
 static void forks_meanwhile(void)
 {
     struct sigaction action = { .sa_handler = on_nothing, .sa_flags = SA_NODEFER };
@@ -310,7 +313,7 @@ static void forks_meanwhile(void)
 
 static volatile int forked;
 
-/* A call that takes long keeps those that fork waiting. */
+/* A call that takes long keeps threads that fork waiting. */
 static void *maps_for_long(void *argument)
 {
     const int flags = MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE;
@@ -345,14 +348,14 @@ static void fill_area_beside_forks(void)
 {
     while (forked < 32)
         sched_yield();
-    /* Past the budget: all have been told. */
+    /* Past the budget: all threads have been told. */
     fill(area, LARGE / 2, 1);
     stop = 1;
     fill_area();
 }
 
-/* Threads that are told while they wait to fork. Whom such a thread made had the signals blocked that are blocked while it waits:
- * the first access that the program forbids ended the child. */
+/* Threads are told while they wait to fork, with some signals blocked. Formerly a child of such a thread had
+ * those signals blocked, too. The first access that the program forbids then ended the child. */
 static void forks_that_wait_meanwhile(void)
 {
     area = map(LARGE);
@@ -392,7 +395,7 @@ static void thread_that_is_cancelled(void)
 
 static volatile int answer = -1;
 
-/* In a thread that has no alternate stack its handlers may give it one. */
+/* A handler may set an alternate stack in a thread that has none. */
 static void on_no_stack(int number)
 {
     static char another[16 * 1024];
@@ -401,7 +404,7 @@ static void on_no_stack(int number)
     answer = sigaltstack(&set, NULL);
 }
 
-/* The program's own alternate stack and mask are what it says they are. */
+/* The program's own alternate stack and mask are what the program has set. */
 static void what_the_program_believes(void)
 {
     static char own[16 * 1024];
@@ -414,7 +417,7 @@ static void what_the_program_believes(void)
     grow();
     CHECK(sigaltstack(NULL, &found) == 0);
     CHECK(found.ss_sp == own && found.ss_size == sizeof own && found.ss_flags == 0);
-    /* What a child of vfork says and gets is its own. */
+    /* A child of vfork sets and gets its own mask and stack. */
     pid_t child = vfork();
     if (child == 0) {
         sigset_t all;
@@ -437,7 +440,8 @@ static void what_the_program_believes(void)
     VERIFY(area, LARGE, 1);
 }
 
-/* A handler may say what is to be blocked from now on, and be of the very signals that we need. */
+/* A handler may say what is to be blocked from now on, also a handler of the very signals that Farpage
+ * needs. */
 static void mends_and_blocks_all(int number, siginfo_t *info, void *context)
 {
     (void)number;
@@ -465,14 +469,16 @@ static void handlers_that_block_from_now_on(void)
     }
 }
 
-/* A collector's write barrier: memory that it has made read-only tells it of the first write to each page. What is out
- * must not tell it anything, and what the program has no mapping for is told as ever. */
+/* A collector's write barrier makes memory read-only, and a signal tells it of the first write to each page.
+ * Memory that is out must cause no such signal. An access where the program has no mapping causes one, as
+ * without Farpage. */
 static volatile size_t barriers, wrong_address, null_accesses, unwound;
 static char *old_objects;
 
 static void write_barriers(void);
 
-/* Whether an unwinder, as of a crash handler or of exceptions, finds its way from a handler to where the signal came. */
+/* Whether an unwinder finds its way from a handler to where the signal came. Crash handlers and exceptions
+ * use an unwinder. */
 static int is_unwound(void)
 {
     void *frames[64];
@@ -502,7 +508,7 @@ static void write_barriers(void)
 {
     struct sigaction action = { .sa_sigaction = on_barrier, .sa_flags = SA_SIGINFO };
     CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
-    /* The first time it loads a library. */
+    /* The first call loads a library. */
     CHECK(is_unwound());
     grow();
     old_objects = area;
@@ -522,9 +528,10 @@ static void write_barriers(void)
     VERIFY(area, LARGE, 1);
 }
 
-/* Signals like ours that one thread sends to another, which runs into what is out all the time: its handler touches the
- * very page that was just being brought, or that a call was just given, or any while mappings change. What meets a signal
- * of the kernel's own that isn't delivered yet is lost in the kernel, so what isn't heard is sent again. */
+/* One thread sends another the signals that Farpage uses itself. The other thread runs into memory that is
+ * out all the time. Its handler touches the very page that was just being brought in, or that a call was just
+ * given, or any page while mappings change. A signal that meets one of the kernel's own that isn't delivered
+ * yet is lost in the kernel. So a signal that isn't heard is sent again. */
 static char *volatile current;
 static volatile int heard, repeated;
 
@@ -532,7 +539,7 @@ static void on_sent(int signal, siginfo_t *info, void *context)
 {
     (void)signal, (void)context;
     int word = info->si_value.sival_int;
-    /* One that was sent again may be heard after the next one. */
+    /* A signal that was sent again may be heard after the next one. */
     CHECK(info->si_code == SI_QUEUE && info->si_pid == getpid() && (word == heard + 1 || (word <= heard && repeated > 0)));
     sum += (unsigned char)*current;
     if (word > heard)
@@ -595,8 +602,9 @@ static void *polls(void *argument)
     return argument;
 }
 
-/* Nobody sends this program a signal, so nothing it does is interrupted. Eight threads do nothing but ask whether there is
- * something to do: each is told of us in such a call, but was in none when it was asked. */
+/* Nobody sends this program a signal, so none of its calls is interrupted. Eight threads do nothing but ask
+ * whether there is something to do. Each thread is told of Farpage in such a call, but was in none when it
+ * was asked. */
 static void nothing_interrupts(void)
 {
     pthread_t threads[8];
@@ -625,8 +633,8 @@ static void *waits_in_a_handler(void *argument)
     return argument;
 }
 
-/* A handler on a stack of its own waits in one call. It was asked to come to us again and again, and each time the call began
- * anew, for ever. */
+/* A handler on a stack of its own waits in one call. Formerly the handler was asked again and again to come
+ * to Farpage. Each time the call began anew, for ever. */
 static void handler_that_waits(void)
 {
     struct sigaction action = { .sa_handler = waits_once, .sa_flags = SA_ONSTACK };

@@ -1,17 +1,18 @@
-/* Forks again and again under a pool that is full and has no area behind it: what the pool has is compressed once more and
- * moved together all the time, and each child must find it whole. (Moved without the lock that a fork waits for, an object could
- * be copied half moved: the child then read a page of other bytes.) */
+/* Forks again and again under a full pool that has no area behind it. The pool compresses pages once more and
+ * compacts itself all the time, and each child must find the pool whole. Formerly an object was moved without
+ * the lock that a fork waits for. A fork could copy it half moved, and the child read a page of other
+ * bytes. */
 #include "check.h"
 
 #define PAGES (40 * MIB / PAGE)
 #define LINE ((size_t)32)
-/* Written between two forks. */
+/* Pages written between two forks. */
 #define WRITES 600
 
 static char *memory;
 static uint64_t *versions;
 
-/* What zstd makes much less of than what is quicker does. */
+/* Makes a line that zstd compresses much better than faster codecs do. */
 static void line_of(size_t page, size_t line, char *text)
 {
     uint64_t digits = mix(mix(page * PAGE + line) ^ versions[page]);
@@ -39,7 +40,7 @@ static void verify_page(size_t page)
     }
 }
 
-/* So often. */
+/* Forks as often as FORKS says. */
 static void of_a_full_pool(void)
 {
     const char *forks = getenv("FORKS");

@@ -7,7 +7,7 @@
 static volatile int handled;
 static char *area;
 
-/* Deep enough to touch pages of its stack that are out; calls what changes memory. */
+/* Recurses deep enough to touch pages of the stack that are out. */
 static uint64_t dig(int depth)
 {
     volatile char room[3000];
@@ -46,7 +46,7 @@ static void handler_on_managed_stack(void)
     VERIFY_FROM(area + 2 * MIB + STACK, LARGE - 2 * MIB - STACK, 1, (2 * MIB + STACK) / PAGE);
 }
 
-/* Signals all the time, while the interrupted code faults and changes mappings. */
+/* Signals come all the time, while the interrupted code faults and changes mappings. */
 static volatile int stop;
 
 static void *sender(void *argument)
@@ -173,8 +173,8 @@ static void placed_thread_stacks(void)
     }
 }
 
-/* Threads that are there before Farpage comes in, as a library's constructor makes them: nothing of their stacks may be out,
- * since the kernel writes there (rseq), and waits for nobody. */
+/* Threads that exist before Farpage comes in, as a library's constructor makes them. Nothing of their stacks
+ * may be out, because the kernel writes there (rseq), and waits for nobody. */
 enum { EARLY = 4 };
 static pthread_t early[EARLY];
 static char *volatile early_stack[EARLY];

@@ -1,5 +1,5 @@
-/* Programs that make it hard: everything closed, another user, another root, no more room for anything. Their memory is
- * out all the while, and stays right. */
+/* Programs that make it hard for Farpage: everything closed, another user, another root, no more room for
+ * anything. Their memory is out all the while, and stays right. */
 #include "check.h"
 #include <grp.h>
 #include <setjmp.h>
@@ -13,7 +13,7 @@ static void grow(void)
     REQUIRE_OUT(area, LARGE);
 }
 
-/* Reads all, changes a part, and has it pushed out again. */
+/* Reads all of the memory, changes a part, and pushes it out again. */
 static void still_works(uint64_t seed)
 {
     VERIFY_FROM(area + 8 * MIB, LARGE - 8 * MIB, 1, 8 * MIB / PAGE);
@@ -23,7 +23,8 @@ static void still_works(uint64_t seed)
     VERIFY_FROM(area + 8 * MIB, LARGE - 8 * MIB, 1, 8 * MIB / PAGE);
 }
 
-/* As a daemon does. Then it opens so many that whatever had a number of ours has it no more. */
+/* Closes all descriptors, as a daemon does. Then the case opens so many that every number of a descriptor of
+ * Farpage's is taken. */
 static void closes_all_descriptors(void)
 {
     grow();
@@ -43,7 +44,7 @@ static void closes_all_descriptors(void)
 
 enum { OURS_FROM = 985, OURS_TO = 1024 };
 
-/* Puts one end of a pipe wherever we may have put something; returns the other. */
+/* Puts one end of a pipe wherever Farpage may have put something. Returns the other end. */
 static int take_numbers(void)
 {
     int ends[2];
@@ -54,7 +55,7 @@ static int take_numbers(void)
     return ends[0];
 }
 
-/* The numbers are the program's: what it closes is closed, and a child of its has them. */
+/* The numbers are the program's: what it closes is closed, and its child has them. */
 static void numbers_are_its_own(int reader)
 {
     pid_t child = fork();
@@ -76,7 +77,8 @@ static void numbers_are_its_own(int reader)
     close(reader);
 }
 
-/* Descriptors of ours are near 1000: a program that wants these numbers gets them, whether anything is out or not yet. */
+/* Farpage's descriptors are near 1000. A program that wants these numbers gets them, whether anything is out
+ * or not yet. */
 static void takes_our_numbers(void)
 {
     int reader = take_numbers();
@@ -89,7 +91,7 @@ static void takes_our_numbers(void)
 static void takes_our_numbers_while_out(void)
 {
     grow();
-    /* A call that fails takes nothing. */
+    /* A call that fails takes no number. */
     CHECK(dup2(-1, OURS_FROM + 8) == -1 && errno == EBADF);
     int reader = take_numbers();
     still_works(2);
@@ -104,7 +106,7 @@ static void many_regions(void)
     char *memory = map(count * PAGE);
     size_t made = 0;
     for (size_t page = 0; page < count; page += 2, made++) {
-        /* What is read-only stays in memory: only a little of it. */
+        /* Read-only memory stays in memory, so there is only a little of it. */
         if (page % 64 == 0)
             memory[page * PAGE] = (char)(page / 64);
         if (mprotect(memory + page * PAGE, PAGE, PROT_READ) != 0) {
@@ -158,7 +160,7 @@ static void limit(int which, rlim_t value)
     CHECK(setrlimit(which, &limit) == 0);
 }
 
-/* What it may not have more of from now on, we may not need. */
+/* From now on Farpage may not need more of anything that the program may have no more of. */
 static void limits_of_everything(void)
 {
     grow();
@@ -179,7 +181,7 @@ static void limits_of_everything(void)
     VERIFY(area, LARGE, 10);
 }
 
-/* Files, which may not grow any more: the swap file is one. */
+/* Files may not grow any more, and the swap file is one. */
 static void limits_its_files(void)
 {
     grow();
@@ -195,7 +197,7 @@ static void another_user(void)
         CHECK(setresuid(65534, 65534, 65534) == 0);
     }
     still_works(11);
-    /* The child could not reach what is out. */
+    /* The fork may be refused: a child with another user could not reach what is out. */
     pid_t child = fork();
     if (child == 0) {
         still_works(12);
@@ -218,7 +220,8 @@ static void another_root(void)
     still_works(14);
 }
 
-/* What runs in our place has nothing of ours in its environment: it runs without a budget, and runs. */
+/* The program that takes this one's place has nothing of Farpage's in its environment. The program runs
+ * without a budget, but it runs. */
 static void cleared_environment(void)
 {
     grow();

@@ -1,13 +1,14 @@
-/* Changes of memory while other threads use the same memory: pages are on their way in or out. */
+/* Changes of memory while other threads use the same memory, and pages are on their way in or out. */
 #include "check.h"
 #include <sched.h>
 
 enum { THREADS = 4, ROUNDS = 60 };
 #define OWN (12 * MIB)
 
-/* Each thread owns a part: it rewrites random pages and knows the version of each. */
+/* Each thread owns a part of the memory. The thread rewrites random pages of its part, and knows the version
+ * of each. */
 static char *memory;
-static unsigned char *versions; /* Small, and touched always: it stays. */
+static unsigned char *versions; /* Small, and touched all the time: it stays in memory. */
 static volatile int stop;
 static volatile int zeros_allowed;
 static volatile unsigned long touched[THREADS];
@@ -17,8 +18,8 @@ static void write_page(char *page, size_t number, unsigned version)
     fill_from(page, PAGE, version, number);
 }
 
-/* A page has its version's content; if pages may be thrown away, it may also be all zeros, from wherever the
- * throwing away happened while we read: then every word is zero or right. */
+/* A page has its version's content. If pages may be thrown away, the page may also be zeros, or zeros from
+ * the word at which it was thrown away during the read. So every word is zero or right. */
 static void check_page(const char *page, size_t number, unsigned version)
 {
     const volatile uint64_t *words = (const volatile uint64_t *)page;
@@ -49,7 +50,8 @@ static void *hammer(void *argument)
     return NULL;
 }
 
-/* While a change is half done a thread may be told SIGSEGV: it tries again, as a collector's barrier does. */
+/* While a change is half done a thread may get SIGSEGV. The thread tries again, as a collector's barrier
+ * does. */
 static void try_again(int signal, siginfo_t *info, void *context)
 {
     (void)signal, (void)context;
@@ -75,7 +77,7 @@ static void under_hammers(void (*change)(int round))
         CHECK(pthread_create(&thread[i], NULL, hammer, (void *)i) == 0);
     for (int round = 0; round < ROUNDS; round++)
         change(round);
-    /* The first touch of each may have waited for the disk all the while. */
+    /* The first touch of each thread may have waited for the disk all the while. */
     for (int i = 0; i < THREADS; i++)
         while (touched[i] == 0)
             usleep(1000);
@@ -135,7 +137,8 @@ static void put_new(int round)
         CHECK(map_at(part, 2 * MIB, MAP_FIXED) == part);
     } else {
         CHECK(munmap(part, 2 * MIB) == 0);
-        /* Another thread's mapping could land here: ours are made before the threads start. */
+        /* A mapping of another thread could land here, but all mappings of this test are made before the
+         * threads start. */
         CHECK(map_at(part, 2 * MIB, MAP_FIXED) == part);
     }
     usleep(5000);
@@ -147,7 +150,7 @@ static void mapped_anew(void)
     under_hammers(put_new);
 }
 
-/* Away and back: the content must come along both times. */
+/* Pages move away and back: the content must come along both times. */
 static char *aside;
 
 static void move_and_back(int round)
@@ -197,7 +200,7 @@ static void advised(void)
     under_hammers(advise);
 }
 
-/* Other memory comes and goes, as every program's does. */
+/* Other memory comes and goes, as in every program. */
 static void come_and_go(int round)
 {
     char *other = filled(8 * MIB, (uint64_t)round);
@@ -213,7 +216,8 @@ static void others_come_and_go(void)
     under_hammers(come_and_go);
 }
 
-/* Every thread of the program changes its own mappings at once, more threads than there are places. */
+/* Every thread of the program changes its own mappings at once. There are more threads than places for
+ * them. */
 static void *changer(void *argument)
 {
     uint64_t seed = (uintptr_t)argument;
@@ -244,7 +248,7 @@ static void many_change(void)
     VERIFY(other, LARGE, 3);
 }
 
-/* Many threads fault on one page at once: one brings it, all go on with the same bytes. */
+/* Many threads fault on one page at once. One thread brings it in, and all go on with the same bytes. */
 static void *same_pages(void *argument)
 {
     (void)argument;
@@ -264,7 +268,7 @@ static void all_on_the_same_page(void)
         CHECK(pthread_join(thread[i], NULL) == 0);
 }
 
-/* Threads that end while their memory is out; each leaves a block for the next. */
+/* Threads end while their memory is out. Each leaves a block for the next. */
 static void *leaves_a_block(void *argument)
 {
     char *before = argument;

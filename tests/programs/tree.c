@@ -1,6 +1,7 @@
-/* A tree of processes, some of which are killed by the test at any moment. The root keeps MEMBERS of them going until there
- * is a file `stop`: children, children of children, and ones that run the program anew. All work on memory of their own, and
- * those that have some, on what they inherited. The root waits for all, also for those whose maker was killed. */
+/* A tree of processes, some of which the test kills at any moment. The root keeps MEMBERS of them going until
+ * there is a file `stop`: children, children of children, and processes that execute the program anew. All
+ * work on memory of their own, and on what they inherited, if anything. The root waits for all of them, also
+ * for those whose maker was killed. */
 #include "check.h"
 #include <sys/prctl.h>
 
@@ -13,10 +14,10 @@ static int is_over(void)
     return access("stop", F_OK) == 0;
 }
 
-/* Works until the end, and ends with 0 if every byte was right all the time. */
+/* Works until the end. Ends with 0 if every byte was right all the time. */
 static void work(const char *inherited, uint64_t seed)
 {
-    /* If the test dies nobody says `stop`. */
+    /* If the test dies nobody makes `stop`. */
     alarm(SECONDS_MAX);
     char *own = map(OWN);
     for (uint64_t round = mix(getpid()); !is_over(); round++) {
@@ -28,7 +29,8 @@ static void work(const char *inherited, uint64_t seed)
     exit(0);
 }
 
-/* Starts a member, or one that makes another. Returns how many there are, which one that is killed early decides. */
+/* Starts a member, or one that makes another. Returns the number of members that were made: a member that is
+ * killed early may not have made another. */
 static int start(int kind, const char *inherited, uint64_t seed)
 {
     int born[2];

@@ -1,5 +1,5 @@
-/* Fills memory, says so by a file `ready`, waits for a file `go`, and reads all of it: what happens in between is
- * the test's. The noise is too much for any pool. */
+/* Fills memory, says so by a file `ready`, waits for a file `go`, and reads all of the memory. The test
+ * decides what happens in between. The noise is too much for any pool. */
 #include "check.h"
 #include <linux/aio_abi.h>
 
@@ -27,7 +27,7 @@ static void read_after(void)
     puts("all right");
 }
 
-/* Half before the wait and half after it, so that there is something to write then. */
+/* Half is written before the wait and half after it, so that there is something to write then. */
 static void write_after(void)
 {
     uint64_t *memory = (uint64_t *)map(LARGE), *more = (uint64_t *)map(LARGE);
@@ -61,13 +61,14 @@ static void moved_past_libc(void)
     char *place = map(LARGE);
     long moved = call(SYS_mremap, (long)memory, LARGE, LARGE, MREMAP_MAYMOVE | MREMAP_FIXED, (long)place, 0);
     CHECK(moved == (long)place);
-    /* Whoever reads of it may be a moment late. */
+    /* The engine thread that reads of the move may be a moment late. */
     usleep(200000);
     compare((uint64_t *)place, LARGE, 5);
     puts("all right");
 }
 
-/* What the kernel may use behind our back stays for good, also if it was locked then and isn't any more. */
+/* Memory that the kernel may use behind Farpage's back stays for good, also if it was locked then and no
+ * longer is. */
 static void aio_in_locked_memory(void)
 {
     char *memory = map_alone(4 * MIB);
@@ -110,7 +111,8 @@ static void take_away(void)
     CHECK(munmap(page_of_the_thread, PAGE) == 0);
 }
 
-/* What a thread uses is gone once exit handlers have run: the thread must be, too, a moment later. */
+/* Memory that a thread uses is gone once exit handlers have run. The thread must be gone a moment later,
+ * too. */
 static void ends_beside_a_thread(void)
 {
     pthread_t thread;
@@ -127,7 +129,7 @@ static void *sleeps(void *argument)
     return argument;
 }
 
-/* The kernel looks at such locks when their thread ends. The lock's page is out by then. */
+/* The kernel looks at robust locks when their thread ends. The lock's page is out by then. */
 static void ends_with_a_robust_lock(void)
 {
     pthread_mutexattr_t robust;

@@ -1,5 +1,7 @@
-"""Builds about MEGABYTES of objects and has forked workers read and change them, while the parent changes its own:
-usage workers.py MEGABYTES. Prints a digest of what each worker found, which is what there was when it was made."""
+"""Builds about MEGABYTES of objects. Forked workers read and change them, while the parent changes its own.
+Prints a digest of what each worker found, which is what there was when the worker was made.
+
+Usage: workers.py MEGABYTES"""
 
 import hashlib
 import multiprocessing

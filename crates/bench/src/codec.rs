@@ -1,8 +1,9 @@
-//! `farpage bench codec`: how fast pages of real programs become small, and how small; each kind by itself, and all as they
-//! are mixed in [`contents`]. Ours against LZ4 for everything; and what is made denser in the background against that.
+//! `farpage bench codec`: how fast pages of real programs compress, and to which size. Each kind is measured
+//! by itself, and all kinds as [`contents`] mixes them. Farpage's codec and background densification are
+//! compared with LZ4 for all kinds.
 //!
-//! Pages are compressed and brought back one after the other, each round all of them by each codec; every page that comes
-//! back is compared.
+//! Pages are compressed and decompressed one after another. In each round every codec gets all pages. Every
+//! decompressed page is compared.
 
 use crate::Effort;
 use crate::kernel::contents::{self, KINDS};
@@ -16,12 +17,12 @@ use std::time::Instant;
 
 type Page = [u8; PAGE_BYTES];
 
-/// How pages are made small.
+/// A way in which pages are made smaller.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// By a codec, while somebody waits for the memory.
+    /// By a codec, while a thread waits for the memory.
     Codec(Codec),
-    /// From what `auto` made of them, in the background.
+    /// From the output of `auto`, in the background.
     Densify,
 }
 
@@ -29,18 +30,18 @@ const WAYS: [(&str, Way); 3] =
     [("lz4", Way::Codec(Codec::Lz4)), ("auto", Way::Codec(Codec::Auto)), ("dense", Way::Densify)];
 const LZ4: usize = 0;
 const AUTO: usize = 1;
-/// The mix, behind the kinds.
+/// The name of the mix, which follows the kinds.
 const MIX: &str = "mix";
-/// By themselves: logs and digests are rarer than what is mixed.
+/// Pages that are measured only by themselves, because logs and digests are rarer than the kinds of the mix.
 const DIGITS: &str = "digits";
 
 /// One round of one codec over pages of one kind.
 #[derive(Clone, Copy)]
 struct Round {
-    /// ns a page.
+    /// ns for each page.
     compress: f64,
     decompress: f64,
-    /// Of what was stored, to what it was.
+    /// Stored bytes divided by original bytes.
     size: f64,
 }
 
@@ -50,7 +51,7 @@ impl Round {
     }
 }
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(effort: Effort) -> Result<Report, String> {
     let (pages, rounds) = effort.pick((1280, 11), (160, 1));
     let mut kinds: Vec<(&str, Vec<u8>)> = Vec::new();
@@ -72,7 +73,7 @@ pub fn run(effort: Effort) -> Result<Report, String> {
     for (kind, bytes) in &kinds {
         let mut pages: Vec<&Page> =
             bytes.chunks_exact(PAGE_BYTES).map(|page| page.try_into().expect("a page")).collect();
-        // Kinds come one after the other in the mix.
+        // The mix has one kind after another, so the pages are shuffled.
         Random::new(1).shuffle(&mut pages);
         let mut scratch = Scratch::new();
         let one = |way: usize| round(WAYS[way].1, &pages, &mut scratch);
@@ -128,7 +129,7 @@ fn targets(kind: &str, both: f64, compress: f64, [lz4, auto]: [f64; 2]) -> Vec<T
     }
 }
 
-/// What a page is stored as: itself if it doesn't compress.
+/// Returns the stored form of a page: the page itself if it doesn't compress.
 fn stored<'a>(codec: Codec, page: &'a Page, scratch: &'a mut Scratch) -> &'a [u8] {
     compress(codec, page, scratch, PAGE_BYTES - 1).unwrap_or(page)
 }

@@ -1,9 +1,12 @@
-//! `farpage bench device`: how much of what a disk gives reaches a program that walks through memory that is out.
+//! `farpage bench device`: the share of a disk's bandwidth that reaches a program that walks through evicted
+//! memory.
 //!
-//! The rival is fio, which only reads: a file in the directory that Farpage swaps to, past the page cache, in blocks as large as
-//! ours were on average and with as many under way, by what the kernel counts of the disk; and in other sizes, of which the best is
-//! what the disk gives. The program reads each page of memory that doesn't compress, most of which is out. What was in
-//! memory when it came by isn't known, so as much as there can have been is taken off: the rate is at least what is said.
+//! The rival is fio, which only reads. fio reads a file in Farpage's swap directory, past the page cache. The
+//! first of fio's ways has Farpage's mean block size and mean number of requests in flight, taken from the
+//! kernel's counters of the disk. The other ways have other sizes, and the best of all ways counts as the
+//! disk's bandwidth. The program reads each page of memory that doesn't compress and is mostly out. The
+//! number of pages that were in memory at their touch isn't known. The largest possible number is subtracted,
+//! so the reported rate is a lower bound.
 
 use crate::Effort;
 use crate::kernel::machine;
@@ -17,15 +20,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const MIB: u64 = 1 << 20;
-/// Part of what fio reads that is to reach the program.
+/// Share of fio's rate that is to reach the program.
 const WANTED: f64 = 0.8;
-/// What fio reads beside that: bytes of a block, and how many are under way.
+/// The other ways of fio: bytes of a block, and requests in flight.
 const FIO: [(&str, &str); 6] =
     [("32k", "1"), ("32k", "8"), ("128k", "1"), ("128k", "8"), ("1m", "1"), ("1m", "4")];
-/// Pages that don't compress, of which the program's are copies.
+/// Pages that don't compress. The program's pages are copies of them.
 const NOISE_PAGES: usize = 256;
 
-/// Files that go when the benchmark does.
+/// Files that are removed at the end of the benchmark.
 struct Files {
     read: PathBuf,
     noise: PathBuf,
@@ -38,17 +41,17 @@ impl Drop for Files {
     }
 }
 
-/// Runs fio's ways and ours in turns.
+/// Runs fio's ways and Farpage in turns.
 pub fn run(effort: Effort) -> Result<Report, String> {
     let (ram, bytes) = (effort.pick(128, 32) * MIB, effort.pick(1024, 96) * MIB);
     let (seconds, rounds) = (effort.pick(4.0, 0.3), effort.pick(5, 1));
     let directory = machine::directory();
     let name = format!("farpage-bench-device-{}", std::process::id());
     let files = Files { read: directory.join(&name), noise: std::env::temp_dir().join(name) };
-    // Ctrl-C is an error, so that the files go then, too.
+    // Ctrl-C becomes an error, so that the files are removed then, too.
     machine::hear_interrupts();
     write_noise(&files.noise)?;
-    // Once before those that count: how ours reads.
+    // One run before the counted ones shows how Farpage reads.
     let before = Reads::of(&directory);
     farpage(&files.noise, &directory, ram, bytes, seconds)?;
     let alike = before.and_then(|before| Reads::of(&directory)?.since(&before));
@@ -65,7 +68,7 @@ pub fn run(effort: Effort) -> Result<Report, String> {
     .map(|rates| rates.into_iter().collect::<Result<Vec<f64>, String>>());
     let fio = outcomes.by_ref().take(ways.len()).collect::<Result<Vec<_>, String>>()?;
     let ours = outcomes.next().ok_or("no run of ours")??;
-    // The best of each round: the disk is shared, and some rounds are slower than others.
+    // The best of each round, because the disk is shared and the speed of rounds varies.
     let best: Vec<f64> =
         (0..rounds).map(|round| fio.iter().map(|rates| rates[round]).fold(0.0, f64::max)).collect();
     Ok(report(
@@ -135,7 +138,7 @@ fn report(
     report
 }
 
-/// What the kernel has counted of a disk.
+/// The kernel's counters of a disk.
 struct Reads {
     requests: u64,
     sectors: u64,
@@ -144,7 +147,7 @@ struct Reads {
 }
 
 impl Reads {
-    /// Of the disk that a directory is on.
+    /// Returns the counters of the disk that a directory is on.
     fn of(directory: &Path) -> Result<Reads, String> {
         let failed = |error| format!("what {} is on can't be found: {error}", directory.display());
         let device = std::fs::metadata(directory).map_err(failed)?.dev();
@@ -161,7 +164,8 @@ impl Reads {
         }
     }
 
-    /// How large a read was since then, as fio calls it, and how many were under way, on average.
+    /// Returns the mean size of the reads since `before`, in fio's notation, and the mean number of reads in
+    /// flight.
     fn since(&self, before: &Reads) -> Result<(String, String), String> {
         let requests = self.requests - before.requests;
         if requests == 0 {
@@ -174,7 +178,7 @@ impl Reads {
     }
 }
 
-/// MiB of each second.
+/// Returns fio's rate in MiB per second.
 fn fio(file: &Path, bytes: u64, seconds: f64, block: &str, depth: &str) -> Result<f64, String> {
     let mut command = Command::new("fio");
     command.args(["--name=read", "--rw=read", "--direct=1", "--ioengine=io_uring", "--time_based"]);
@@ -186,7 +190,7 @@ fn fio(file: &Path, bytes: u64, seconds: f64, block: &str, depth: &str) -> Resul
     if !output.status.success() {
         return Err(format!("fio failed: {}", String::from_utf8_lossy(&output.stderr)));
     }
-    // Notes may come before it.
+    // fio may print notes before the JSON.
     let start = output.stdout.iter().position(|byte| *byte == b'{').unwrap_or(0);
     let found: Value = serde_json::from_slice(&output.stdout[start..])
         .map_err(|error| format!("fio printed no JSON: {error}"))?;
@@ -194,7 +198,7 @@ fn fio(file: &Path, bytes: u64, seconds: f64, block: &str, depth: &str) -> Resul
     Ok(rate / MIB as f64)
 }
 
-/// MiB of each second, of those that can't have been in memory.
+/// Returns the program's rate in MiB per second, of the pages that can't have been in memory.
 fn farpage(noise: &Path, directory: &Path, ram: u64, bytes: u64, seconds: f64) -> Result<f64, String> {
     let (ram_text, bytes_text) = (ram.to_string(), bytes.to_string());
     let (swap, noise, seconds) =

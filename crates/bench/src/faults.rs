@@ -1,21 +1,22 @@
-//! `farpage bench faults`: what a fault costs when it arrives as a message to a thread of ours, and as a signal in the
-//! thread that touched.
+//! `farpage bench faults`: the cost of a fault that arrives as a message to a thread of the engine, and as a
+//! signal in the touching thread.
 //!
-//! A program touches pages at random, a fifth of them to write, in four times as much memory as its budget. The pages
-//! compress, so what is out is in the pool: no device is waited for, and what is measured is the way of a fault. Its threads
-//! compare what they read.
+//! A program touches random pages, with 20 % writes, in four times as much memory as its budget. The pages
+//! compress, so evicted pages are in the pool. No device is involved, and only the path of a fault is
+//! measured. The program's threads compare what they read.
 //!
-//! And what it costs to interrupt another CPU (`interrupts.rs`), which decides who takes pages out in signal mode.
+//! A second table shows the cost of interrupting another CPU (`interrupts.rs`), which decides who takes pages
+//! out in signal mode.
 
 use crate::Effort;
 use crate::live::{self, Outcome};
 use crate::measure::{Sample, interleaved, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
 
-/// As `--faults` calls them.
+/// The modes, as `--faults` names them.
 const MODES: [&str; 2] = ["thread", "signal"];
 const THREADS: [&str; 3] = ["1", "2", "4"];
-/// What one thread was to reach.
+/// The ratio that signal mode is to reach with one thread.
 const WANTED: f64 = 2.0;
 
 /// Runs both modes in turns, for each number of threads.

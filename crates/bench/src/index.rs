@@ -1,11 +1,11 @@
-//! zswap's index: which object holds the bytes of a slot. The red-black tree under one lock that Linux had, the
-//! B-tree that was proposed, the radix trees that it became, a hash table, and ours.
+//! zswap's index: the object that holds the bytes of a slot. Linux first had a red-black tree under one lock.
+//! A B-tree was proposed, and radix trees followed. The other contestants are a hash table and ours.
 //!
-//! Keys are drawn at random from twice as many as have an entry: half of the loads and invalidations hit, half of
-//! the stores replace, and the number of entries stays. A handle says which key it was made for, so each that comes
-//! out is checked.
+//! Keys are drawn at random from twice as many keys as have an entry. Half of the loads and invalidations
+//! hit, and half of the stores replace, so the number of entries stays the same. A handle contains the key
+//! that it was made for, so each returned handle is checked.
 
-// UNSAFETY: handing memory to the index, which never allocates; and malloc's own count of its bytes.
+// UNSAFETY: the index never allocates, so the benchmark hands it raw memory.
 
 use crate::Effort;
 use crate::measure::{Random, Sample, interleaved, on_threads, ratio, weighed};
@@ -21,20 +21,20 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Something that can be the index. Keys are slots of one area; handles aren't 0.
+/// A contestant for the index. Keys are slots of one area. Handles aren't 0.
 pub trait Contestant: Sync {
-    /// Enters a handle; returns the one that it replaces.
+    /// Enters a handle, and returns the handle that it replaces.
     fn store(&self, key: u32, handle: u32) -> Option<u32>;
-    /// The key's handle.
+    /// Returns the key's handle.
     fn load(&self, key: u32) -> Option<u32>;
-    /// Removes the key; returns its handle.
+    /// Removes the key, and returns its handle.
     fn remove(&self, key: u32) -> Option<u32>;
 }
 
-/// Ours, for one area.
+/// Farpage's index for one area.
 struct Ours {
     index: Index<'static>,
-    // Last: the index lies in it.
+    // The memory is the last field, because the index lies in it.
     _memory: Vec<u64>,
 }
 
@@ -42,8 +42,8 @@ impl Ours {
     fn new(keys: u32) -> Ours {
         let layout = IndexLayout::new(&[keys], keys.div_ceil(CLUSTER_SLOTS) as usize);
         let mut memory = vec![0_u64; layout.bytes().div_ceil(8)];
-        // SAFETY: zeroed; at least that many bytes; its heap block stays where it is, lives as long as the index,
-        // and is touched by nobody else.
+        // SAFETY: the memory is zeroed and has at least this size. The vector's heap block doesn't move,
+        // lives as long as the index, and is used by no other code.
         let mut region = unsafe { Region::new(memory.as_mut_ptr().cast(), layout.bytes()) };
         Ours { index: Index::new(&layout, IndexMemory::carve(&mut region, &layout)), _memory: memory }
     }
@@ -65,7 +65,7 @@ impl Contestant for Ours {
     }
 }
 
-/// Who competes, in the order of the tables. The first is what the others are compared with, the last is ours.
+/// The contestants, in the order of the tables. The first is the baseline; the last is ours.
 const NAMES: [&str; 5] =
     ["red-black tree, one lock", "B-tree, one lock", "radix trees of 64 MiB", "hash buckets", "ours"];
 const RED_BLACK: usize = 0;
@@ -84,11 +84,11 @@ fn make(who: usize, entries: u32) -> Box<dyn Contestant> {
 }
 
 const THREADS: [usize; 4] = [1, 2, 4, 8];
-/// The size that the targets are about.
+/// Entries of the size that the targets are about.
 const TARGET_ENTRIES: u32 = 1_000_000;
-/// Bits of a handle that say for which key it was made.
+/// Bits of a handle that contain the key that the handle was made for.
 const KEY_BITS: u32 = 25;
-/// One operation of so many is timed by itself.
+/// Operations of which one is timed by itself.
 const SAMPLED: usize = 64;
 
 fn handle_for(key: u32, random: u64) -> u32 {
@@ -99,14 +99,14 @@ fn verify(key: u32, handle: u32) {
     assert_eq!(handle & ((1 << KEY_BITS) - 1), key + 1, "a handle came out for another key");
 }
 
-/// What one run of all threads did.
+/// The result of one run of all threads.
 struct Done {
     ops_per_second: f64,
-    /// Of the operations that were timed.
+    /// Latencies of the operations that were timed.
     latencies_ns: Vec<u32>,
 }
 
-/// One operation: half are loads, a quarter stores, a quarter invalidations.
+/// Does one operation. Half are loads, a quarter stores, a quarter invalidations.
 #[inline]
 fn operate(index: &dyn Contestant, keys: u32, random: &mut Random) {
     let key = random.below(u64::from(keys)) as u32;
@@ -146,7 +146,7 @@ fn run_once(index: &dyn Contestant, entries: u32, threads: usize, seed: u64, tim
     }
 }
 
-/// Every second key, on the average, in random order, as slots are freed and taken again.
+/// Returns a contestant with half of the keys entered, in random order, as slots are freed and taken again.
 fn filled(who: usize, entries: u32, order: &[u32]) -> Box<dyn Contestant> {
     let index = make(who, entries);
     for &key in &order[..entries as usize] {
@@ -166,7 +166,7 @@ fn percentile(sorted: &[u32], share: f64) -> f64 {
     f64::from(sorted[((sorted.len() - 1) as f64 * share).round() as usize])
 }
 
-/// What one size has to show.
+/// The measurements of one size.
 struct Size {
     entries: u32,
     bytes_per_entry: Vec<f64>,
@@ -176,7 +176,7 @@ struct Size {
 
 struct Measured {
     ops_per_second: Vec<f64>,
-    /// Sorted.
+    /// Sorted in ascending order.
     latencies_ns: Vec<u32>,
 }
 
@@ -329,7 +329,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// A benchmark of wrong answers would be worth nothing.
+    /// Timing wrong answers would be worthless.
     #[test]
     fn all_contestants_answer_alike() {
         const ENTRIES: u32 = 20_000;

@@ -1,10 +1,11 @@
-//! What it costs to interrupt another CPU, which is most of what a move costs where several CPUs run the program (a part of
-//! `farpage bench faults`).
+//! The cost of interrupting another CPU, a part of `farpage bench faults`. The interrupt is most of the cost
+//! of a move when several CPUs run the program.
 //!
-//! Who takes a page from a program waits until each CPU that runs one of its threads has forgotten where that page was. Here a
-//! thread writes to a page and gives it back, over and over: with no other thread, and beside one that only counts. The
-//! difference is the waiting; and what the other one counts less, by pages, is what each takes from it. They are on two CPUs if
-//! the scheduler finds two free: on a busy machine the figures say nothing.
+//! A thread that takes a page from a program waits for a TLB shootdown on each CPU that runs a thread of the
+//! program. Here a thread writes to a page and gives it back in a loop: alone, and beside a thread that only
+//! counts. The difference is the waiting time. The counts that the other thread loses, divided by the pages,
+//! are what each shootdown takes from that thread. The threads run on two CPUs only if the scheduler finds
+//! two free, so the figures of a busy machine say nothing.
 
 use crate::measure::{Sample, interleaved};
 use crate::report::{Cell, Table};
@@ -14,7 +15,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Who runs.
+/// The threads that run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Who {
     Giver,
@@ -24,13 +25,13 @@ enum Who {
 
 const CONTESTANTS: [Who; 3] = [Who::Giver, Who::Counter, Who::Both];
 
-/// What they did; 0 for who didn't run.
+/// The work done. A thread that didn't run has 0.
 struct Done {
     pages_a_second: f64,
     counted_a_second: f64,
 }
 
-/// The table; none where there is one CPU.
+/// Measures, and returns the table. Returns `None` on a machine with one CPU.
 pub fn table(rounds: usize, seconds: f64) -> Result<Option<Table>, String> {
     if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
         return Ok(None);
@@ -63,7 +64,7 @@ fn run(who: Who, page: usize, seconds: f64) -> Done {
     std::thread::scope(|scope| {
         if who != Who::Giver {
             scope.spawn(|| count(&stop, &counted));
-            // It has begun, and the scheduler has found it a CPU.
+            // The counting thread has begun, and the scheduler has found a CPU for it.
             while counted.load(Ordering::Relaxed) == 0 {
                 std::thread::yield_now();
             }
@@ -94,7 +95,7 @@ fn count(stop: &AtomicBool, counted: &AtomicU64) {
 
 fn give(page: usize) {
     let page = page as *mut u8;
-    // SAFETY: a page of our own, which only this thread uses and whose bytes nobody needs.
+    // SAFETY: the page is the benchmark's own. Only this thread uses it, and its bytes aren't needed.
     unsafe {
         page.write_volatile(1);
         memory::drop_pages(page, PAGE_BYTES).expect("memory of our own can be given back");

@@ -1,13 +1,13 @@
-//! `farpage bench`: each design at the heart of Farpage against what it replaced, in one run, on this machine.
+//! `farpage bench`: each central design of Farpage against what it replaced, in one run, on this machine.
 //!
-//! 1. [`report`] is what every experiment ends in: tables, targets, charts; as text, JSON and SVG.
-//! 2. [`measure`] is how it gets there: interleaved rounds, medians with their spread, several threads.
+//! 1. [`report`] is the result of an experiment: tables, targets and charts, as text, JSON and SVG.
+//! 2. [`measure`] is the way to the result: interleaved rounds, medians with their spread, several threads.
 //! 3. [`rivals`] are the baselines, built as well as we can.
 //! 4. [`live`] runs programs under `farpage run` and without; [`load`] is the program.
 //! 5. One module for each experiment.
 //!
-//! Every benchmark verifies what it measures: a lookup that returns the wrong block, or a page that comes back
-//! with other bytes, ends it.
+//! Every benchmark verifies what it measures. A lookup that returns the wrong block, or a page that comes
+//! back with other bytes, ends the benchmark.
 
 mod codec;
 mod device;
@@ -30,17 +30,17 @@ mod slots;
 
 use report::Report;
 
-/// How much an experiment may take.
+/// The effort that an experiment may spend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Everything, some minutes.
+    /// Everything; some minutes.
     Full,
-    /// The same with smaller sizes and fewer rounds, well below a minute: to see that it works.
+    /// A check that the experiment works: smaller sizes and fewer rounds, well below a minute.
     Quick,
 }
 
 impl Effort {
-    /// `full` in a full run, else `quick`.
+    /// Returns `full` in a full run, and `quick` in a quick one.
     pub fn pick<T>(self, full: T, quick: T) -> T {
         match self {
             Effort::Full => full,
@@ -49,17 +49,17 @@ impl Effort {
     }
 }
 
-/// An experiment: its name on the command line, what it shows, and how it is run.
+/// An experiment.
 pub struct Experiment {
-    /// `extents`, ...
+    /// The name on the command line, such as `extents`.
     pub name: &'static str,
     /// One line for the help.
     pub about: &'static str,
-    /// Runs it. `Err` says why it can't be run here.
+    /// Runs the experiment. `Err` says why the experiment can't be run here.
     pub run: Run,
 }
 
-/// How an experiment is run.
+/// The way in which an experiment is run.
 pub enum Run {
     /// As a whole.
     Whole(fn(Effort) -> Result<Report, String>),
@@ -67,7 +67,7 @@ pub enum Run {
     Cases(fn(Effort, Option<&str>) -> Result<Report, String>),
 }
 
-/// The one table of experiments.
+/// The only table of experiments.
 pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "codec",

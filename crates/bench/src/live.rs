@@ -1,5 +1,6 @@
-//! Running a load, or any program, for real: under `farpage run` with its own statistics, within a cgroup, or without a budget.
-// UNSAFETY: wait4, which says what a child has used.
+//! Runs a load, or any program: under `farpage run` with its own statistics, within a cgroup, or without a
+//! budget.
+// UNSAFETY: wait4 is a C function, which reports what a child has used.
 
 use serde_json::Value;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -7,42 +8,42 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// What one run gave.
+/// The results of one run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What it printed.
+    /// The program's output.
     pub printed: Vec<u8>,
-    /// The same as JSON, if it is a load.
+    /// The output as JSON, if the program is a load.
     pub load: Value,
     /// Farpage's statistics (`--stats`); null without a budget.
     pub stats: Value,
-    /// From start to end.
+    /// Time from start to end.
     pub wall: Duration,
-    /// What all its processes together took of the processors.
+    /// CPU time of all its processes together.
     pub cpu_seconds: f64,
     /// Faults for which the kernel had to bring a page from swap.
     pub major_faults: u64,
-    /// The most that one of its processes had in memory, in bytes.
+    /// Largest memory of any one of its processes, in bytes.
     pub peak_bytes: u64,
 }
 
 impl Outcome {
-    /// A number that the load printed.
+    /// Returns a number that the load printed.
     pub fn number(&self, name: &str) -> f64 {
         self.load[name].as_f64().unwrap_or(f64::NAN)
     }
 
-    /// A number of one part of the load.
+    /// Returns a number of one part of the load.
     pub fn part(&self, part: &str, name: &str) -> f64 {
         self.load["parts"][part][name].as_f64().unwrap_or(f64::NAN)
     }
 
-    /// One of Farpage's counters, of all processes together.
+    /// Returns one of Farpage's counters, of all processes together.
     pub fn counter(&self, name: &str) -> f64 {
         self.stats["counters"][name].as_f64().unwrap_or(f64::NAN)
     }
 
-    /// One of Farpage's counters, of the process in which this part of the load ran.
+    /// Returns one of Farpage's counters, of the process that ran this part of the load.
     pub fn counter_of(&self, part: &str, name: &str) -> f64 {
         let pid = &self.load["parts"][part]["pid"];
         let processes = self.stats["processes"].as_array();
@@ -51,12 +52,12 @@ impl Outcome {
     }
 }
 
-/// Where a program runs.
+/// The environment in which a program runs.
 #[derive(Clone, Copy, Debug)]
 pub enum Place<'a> {
     /// Without a budget.
     Alone,
-    /// As a member of a cgroup: this is its list of them.
+    /// As a member of a cgroup. The path is the cgroup's list of members.
     Within(&'a Path),
     /// Under `farpage run` with these options.
     Under(&'a [&'a str]),
@@ -72,7 +73,8 @@ pub fn alone(load: &[&str]) -> Result<Outcome, String> {
     run_load(Place::Alone, load, || Ok(()))
 }
 
-/// Runs `farpage load ARGUMENTS` as a member of a cgroup: `members` is its list of them. `watch` is called again and again.
+/// Runs `farpage load ARGUMENTS` as a member of a cgroup, whose list of members is `members`. `watch` is
+/// called repeatedly.
 pub fn within(
     members: &Path,
     load: &[&str],
@@ -94,8 +96,7 @@ fn run_load(
     Ok(Outcome { load, ..outcome })
 }
 
-/// Runs a program in a directory. `watch` is called again and again; if it finds that the program had better not go on, it is
-/// ended.
+/// Runs a program in a directory. `watch` is called repeatedly. If it returns an error, the program is ended.
 pub fn run(
     place: Place<'_>,
     words: &[&str],
@@ -130,15 +131,15 @@ pub fn run(
     outcome
 }
 
-/// The file of this program, which is `farpage`.
+/// Returns the path of this program, which is `farpage`.
 pub fn farpage() -> Result<String, String> {
     let path =
         std::env::current_exe().map_err(|error| format!("farpage's own file can't be found: {error}"))?;
     path.into_os_string().into_string().map_err(|name| format!("{} is no UTF-8", name.display()))
 }
 
-/// The most that a process or one of its descendants had in memory so far, in bytes. (What wait4 says of that begins with what
-/// this process had when it started the child.)
+/// Returns the largest memory that a process or one of its descendants has had so far, in bytes. The figure
+/// of wait4 can't be used, because it begins with the memory that this process had when it started the child.
 fn peak_of(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -148,20 +149,21 @@ fn peak_of(pid: u32) -> u64 {
     children.map(peak_of).fold(kib * 1024, u64::max)
 }
 
-/// Between two calls of `watch`.
+/// Time between two calls of `watch`.
 const WATCH_EVERY: Duration = Duration::from_millis(20);
 
-/// A benchmark that is killed takes its programs with it: what they are in and swap to could not be undone else.
+/// Makes the child die with this process. If a killed benchmark left its programs running, their cgroup and
+/// swap file could not be undone.
 fn dies_with_us(command: &mut Command) {
     let parent = std::process::id();
     let ask = move || {
-        // SAFETY: takes no pointers.
+        // SAFETY: the call takes no pointers.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong, 0, 0, 0) };
-        // SAFETY: takes nothing.
+        // SAFETY: the call takes no arguments.
         let is_there = unsafe { libc::getppid() } as u32 == parent;
         if is_there { Ok(()) } else { Err(std::io::ErrorKind::NotFound.into()) }
     };
-    // SAFETY: two system calls, and an error that takes no memory.
+    // SAFETY: the closure makes two system calls, and its error allocates no memory.
     unsafe { command.pre_exec(ask) };
 }
 
@@ -179,7 +181,7 @@ fn finish(mut command: Command, mut watch: impl FnMut() -> Result<(), String>) -
         let mut text = Vec::new();
         std::io::Read::read_to_end(&mut output, &mut text).map(|_| text)
     });
-    // SAFETY: zeros are a good value of these counts.
+    // SAFETY: zeros are a valid value of these counts.
     let mut used: libc::rusage = unsafe { std::mem::zeroed() };
     let mut status = 0;
     let mut watched = Ok(());
@@ -187,13 +189,14 @@ fn finish(mut command: Command, mut watch: impl FnMut() -> Result<(), String>) -
     loop {
         let pid = child.id() as libc::pid_t;
         peak_bytes = peak_bytes.max(peak_of(child.id()));
-        // SAFETY: a child of this process that nobody else waits for; status and counts are this function's own.
+        // SAFETY: the child is one of this process, and no other code waits for it. Status and counts are
+        // this function's own variables.
         match unsafe { libc::wait4(pid, &raw mut status, libc::WNOHANG, &raw mut used) } {
             0 if watched.is_ok() => {
                 watched = watch();
                 if watched.is_err() {
-                    // SAFETY: takes no pointers; it isn't waited for yet, so the number is still the child's. A supervisor
-                    // passes it on.
+                    // SAFETY: the call takes no pointers. The child isn't waited for yet, so its number is
+                    // still its own. A supervisor passes the signal on.
                     unsafe { libc::kill(pid, libc::SIGTERM) };
                 }
             }

@@ -1,23 +1,23 @@
-//! How the benchmarks measure: what is compared is run in turns, several rounds, and medians are given with
-//! their spread. This machine is shared with others and its clock speed isn't ours to set, so only ratios of
-//! one run mean anything.
+//! The way in which benchmarks measure. Contestants run in turns for several rounds, and medians are reported
+//! with their spread. The machine is shared and its clock speed can't be set, so only ratios within one run
+//! are meaningful.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// A median with what lies around it.
+/// A median with its extremes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// Half of the measurements are at or below.
+    /// The median.
     pub median: f64,
-    /// The smallest.
+    /// The smallest measurement.
     pub low: f64,
-    /// The largest.
+    /// The largest measurement.
     pub high: f64,
 }
 
 impl Sample {
-    /// Of measurements, at least one.
+    /// Makes the sample of some measurements, at least one.
     pub fn of(values: &[f64]) -> Sample {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -27,14 +27,14 @@ impl Sample {
         Sample { median, low: sorted[0], high: sorted[sorted.len() - 1] }
     }
 
-    /// How far apart the extremes are, as a share of the median.
+    /// Returns the distance between the extremes, as a share of the median.
     pub fn spread(&self) -> f64 {
         (self.high - self.low) / self.median
     }
 }
 
-/// Calls each contestant once a round, and gives what each of them returned, round by round. The order turns
-/// from round to round, so that nobody always comes after the same rival.
+/// Calls each contestant once a round, and returns their results by contestant, then by round. The order
+/// rotates from round to round, so that no contestant always follows the same rival.
 pub fn interleaved<T>(rounds: usize, contestants: usize, mut run: impl FnMut(usize) -> T) -> Vec<Vec<T>> {
     let mut results: Vec<Vec<T>> = (0..contestants).map(|_| Vec::with_capacity(rounds)).collect();
     for round in 0..rounds {
@@ -46,31 +46,31 @@ pub fn interleaved<T>(rounds: usize, contestants: usize, mut run: impl FnMut(usi
     results
 }
 
-/// The ratio of two contestants, round by round: `ours` over `theirs`.
+/// Returns the ratio of two contestants, `ours` over `theirs`, over all rounds.
 pub fn ratio(ours: &[f64], theirs: &[f64]) -> Sample {
     let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
     Sample::of(&ratios)
 }
 
-/// What `make` makes, and the bytes that malloc gave for it. The counts are the whole process's: what other threads
-/// allocate and free in the meantime is in them, so a test executable, whose tests share a process, can't ask for
-/// the figure.
+/// Returns what `make` makes, and the bytes that malloc gave for it. The counts are those of the whole
+/// process and include what other threads allocate and free meanwhile. A test can't use the figure, because
+/// the tests of an executable share a process.
 pub fn weighed<T>(make: impl FnOnce() -> T) -> (T, usize) {
     let before = heap_bytes();
     let made = make();
     (made, heap_bytes().saturating_sub(before))
 }
 
-/// Bytes that malloc has given out, in small pieces and in mappings.
+/// Returns the bytes that malloc has given out, in small pieces and in mappings.
 fn heap_bytes() -> usize {
-    // SAFETY: no arguments; it only reads malloc's own counts.
+    // SAFETY: the function takes no arguments, and only reads malloc's own counts.
     let info = unsafe { libc::mallinfo2() };
     info.uordblks + info.hblkhd
 }
 
-/// Runs `work` in `threads` threads that start together, each with its number, and gives the time from the
-/// first one's start to the last one's end. The threads look at the clock themselves: with more of them than CPUs,
-/// whoever waits for them may get going when the first are done.
+/// Runs `work` in `threads` threads that start together. Each thread gets its number. Returns the time from
+/// the first thread's start to the last thread's end. The threads take the time themselves. With more threads
+/// than CPUs, the waiting thread may run only when the first threads are done.
 pub fn on_threads(threads: usize, work: impl Fn(usize) + Sync) -> Duration {
     let start = Barrier::new(threads);
     let times: Vec<(Instant, Instant)> = std::thread::scope(|scope| {
@@ -92,18 +92,18 @@ pub fn on_threads(threads: usize, work: impl Fn(usize) + Sync) -> Duration {
     ended - began
 }
 
-/// A sequence of numbers from a seed: xorshift64*, which costs about a nanosecond a number.
+/// A sequence of numbers from a seed: xorshift64*, which takes about a nanosecond for each number.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of this seed.
+    /// Makes the sequence of this seed.
     pub const fn new(seed: u64) -> Random {
-        // Zero would stay zero.
+        // A state of zero would stay zero.
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub const fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -111,7 +111,8 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `end`, by multiplication: no division, and even enough below 2^32.
+    /// Returns a number below `end`, by multiplication instead of division. The numbers are even enough for
+    /// an `end` below 2^32.
     pub const fn below(&mut self, end: u64) -> u64 {
         ((self.next() >> 32) * end) >> 32
     }

@@ -1,5 +1,5 @@
-//! `farpage bench order`: which area pages go to. The lists of the four-node example, exactly; then machines that this
-//! one isn't, simulated ([`crate::order_sim`]) around the very code that the engine runs.
+//! `farpage bench order`: the area that pages go to. The lists of the four-node example are checked exactly.
+//! Then other machines are simulated ([`crate::order_sim`]) around the engine's own code for the order.
 
 use crate::Effort;
 use crate::measure::{Sample, interleaved, ratio};
@@ -9,12 +9,13 @@ use farpage_core::areas::{Order, Place};
 use farpage_core::config::AreaOrder;
 use farpage_core::units::{AreaId, NodeId};
 
-/// Key and area of each node's list in the change's own example: A to D on nodes 0 to 3.
+/// Key and area of each node's list in the example of the Linux change. Areas A to D are on nodes 0 to 3.
 const PUBLISHED_LISTS: [&str; 4] = ["A1 B3 C4 D5", "B1 A2 C4 D5", "C1 A2 B3 D5", "D1 A2 B3 C4"];
 
-/// An NVMe drive of 2017 (class of the Intel DC P4500, from its data sheet): 4 KiB in 90 µs, some 450,000 random
-/// reads a second and so 40 at once; 1 GB/s written. Taking 64 slots holds the area's lock for 1.6 µs. A device on
-/// the other node is a hop across the sockets away, there and back: 1 µs.
+/// Costs of an NVMe drive of 2017, of the class of the Intel DC P4500, from its data sheet. The drive reads 4
+/// KiB in 90 µs, and does some 450,000 random reads a second, so 40 at once. The drive writes 1 GB/s. Taking
+/// 64 slots holds the area's lock for 1.6 µs. A device on the other node adds a hop across the sockets and
+/// back: 1 µs.
 const SSD: Costs = Costs {
     own_out_ns: 0,
     own_in_ns: 0,
@@ -27,8 +28,9 @@ const SSD: Costs = Costs {
     remote_ns: 1_000,
 };
 
-/// Compressed memory as a device: the process compresses (LZO, 3 µs) and decompresses (1.5 µs) by itself; finding room,
-/// copying and freeing hold a lock of the device's. Another node's memory takes 100 ns more for half a page.
+/// Costs of compressed memory as a device. The process itself compresses (LZO, 3 µs) and decompresses in 1.5
+/// µs. A lock of the device covers finding space, copying and freeing. Another node's memory adds 100 ns for
+/// half a page.
 const ZRAM: Costs = Costs {
     own_out_ns: 3_000,
     own_in_ns: 1_500,
@@ -41,13 +43,13 @@ const ZRAM: Costs = Costs {
     remote_ns: 0,
 };
 
-/// Pages that stand for 1 GB: all sizes are scaled alike.
+/// Pages that stand for 1 GB. All sizes are scaled alike.
 const GB: u64 = 1_024;
 
 struct Case {
     name: &'static str,
     machine: Machine,
-    /// Simulated time.
+    /// Simulated time of a full run.
     full_ns: u64,
     quick_ns: u64,
 }
@@ -58,22 +60,22 @@ fn machine(processes: &[usize], devices: Vec<Device>, pages_out: u64) -> Machine
         devices,
         pages_out,
         orders: Orders::OneForAll,
-        // A modified cache line of the same socket, and of another one (Skylake-SP).
+        // Passing a modified cache line within a socket, and between sockets (Skylake-SP).
         pass_ns: [50, 130],
-        // The median of a fault's software after the series of 2017.
+        // The median software time of a fault after the patch series of 2017.
         fault_ns: 4_000,
         grain: 1,
     }
 }
 
-/// One such device on each node.
+/// Returns one device of these costs on each node.
 fn on_each(nodes: u8, gb: u64, costs: Costs) -> Vec<Device> {
     (0..nodes).map(|node| Device { node, pages: gb * GB, costs }).collect()
 }
 
 fn cases() -> Vec<Case> {
     let ssd = |name, processes: &[usize], devices| {
-        // 128 GB of data in 64 GB of memory, two drives of 170 GB.
+        // 128 GB of data in 64 GB of memory, and two drives of 170 GB.
         Case {
             name,
             machine: machine(processes, devices, 64 * GB),
@@ -83,7 +85,7 @@ fn cases() -> Vec<Case> {
     };
     let zram = |name, orders| Case {
         name,
-        // The shares of the published use after the test: 15.7, 3.4, 3.4, 2.6.
+        // The distribution of processes follows the published use after the test: 15.7, 3.4, 3.4, 2.6.
         machine: Machine { grain: 8, orders, ..machine(&[40, 9, 9, 6], on_each(4, 16, ZRAM), 26 * GB) },
         full_ns: 3_000_000_000,
         quick_ns: 300_000_000,
@@ -108,12 +110,12 @@ const CASE_32: &str = "2 nodes, 32 processes";
 const CASE_64: &str = "2 nodes, 64 processes";
 const CASE_ZRAM: &str = "4 nodes with zram, 62 % of processes on node 0";
 
-/// What one case came to, policy by policy.
+/// The results of one case for each policy.
 struct Found {
     name: &'static str,
-    /// Faults per second, seed by seed.
+    /// Faults per second, by policy, then by seed.
     faults_per_s: Vec<Vec<f64>>,
-    /// How full the areas were at the end of the first seed, in GB.
+    /// GB in use of each area at the end of the first seed, by policy.
     used_gb: Vec<Vec<f64>>,
 }
 
@@ -123,7 +125,7 @@ impl Found {
         let mut seed = 0;
         let outcomes: Vec<Vec<Outcome>> = interleaved(effort.pick(3, 2), AreaOrder::ALL.len(), |policy| {
             seed += 1;
-            // The same seed for all policies of a round.
+            // All policies of a round get the same seed.
             let round = (seed - 1) / AreaOrder::ALL.len() as u64;
             simulate(&case.machine, AreaOrder::ALL[policy], round + 1, ns)
         });
@@ -146,7 +148,7 @@ impl Found {
         Sample::of(&self.faults_per_s[policy as usize]).median
     }
 
-    /// Ours over the best of the others.
+    /// Returns the ratio of `Weighted` to the best of the other policies.
     fn against_best(&self) -> Sample {
         let others = [AreaOrder::Global, AreaOrder::Numa, AreaOrder::RoundRobin];
         let best = others.into_iter().max_by(|a, b| self.median(*a).total_cmp(&self.median(*b)));
@@ -154,7 +156,7 @@ impl Found {
     }
 }
 
-/// Lists of the four-node example, as the change's description writes them.
+/// Returns the lists of the four-node example, written as in the description of the Linux change.
 fn lists() -> Vec<String> {
     let mut order = Order::new(AreaOrder::Numa, 4);
     for area in 0..4 {
@@ -292,7 +294,7 @@ mod tests {
     fn one_process_on_an_idle_machine_takes_the_time_that_its_costs_say() {
         let machine = machine(&[1], on_each(1, 10, SSD), GB);
         let found = simulate(&machine, AreaOrder::Global, 1, 3_000_000_000).faults_per_s;
-        // A fault, a read, a 64th of a batch's write, and twice under the lock.
+        // A fault, a read, a 64th of a batch's write, and two passes under the lock.
         let ns = 4_000.0 + 90_000.0 + 4_096.0 + 25.0 + 25.0 + 50.0 + 50.0 / 64.0;
         assert!((found * ns / 1e9 - 1.0).abs() < 0.01, "{found} faults a second of {ns} ns");
     }

@@ -1,8 +1,9 @@
-//! A machine that this one isn't: nodes, devices on them, processes that swap. Only [`Order`] is real.
+//! A simulated machine with nodes, devices on them, and processes that swap. Only [`Order`] is real code.
 //!
-//! Every process touches random pages of its memory for ever: it faults, reads the page from where it is, and for
-//! every 64 pages that came in it writes 64 others to the area that the order chooses. Locks and devices are queues
-//! with servers; everything happens in the order of simulated time, and one seed gives one run.
+//! Every process endlessly touches random pages of its memory. A touch faults and reads the page from its
+//! area. After every 64 pages read, the process writes 64 other pages to the area that the order chooses.
+//! Locks and devices are queues with servers. Events happen in the order of simulated time, and one seed
+//! gives one run.
 
 use crate::measure::Random;
 use farpage_core::areas::order::{AreaSet, Took};
@@ -12,29 +13,31 @@ use farpage_core::units::{AreaId, NodeId};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Slots that are taken and written at once: Linux's SWAP_BATCH, and our largest write.
+/// Slots that are taken and written at once: Linux's SWAP_BATCH, and Farpage's largest write.
 pub(crate) const BATCH_PAGES: u64 = 64;
-/// How often the order hears how full areas are, as in the live runtime.
+/// Nanoseconds between two reports to the order of how full areas are, as in the live runtime.
 const USED_EVERY_NS: u64 = 1_000_000_000;
 /// Slots that must be free before an area that was full is used again.
 const FREED_ENOUGH: u64 = 64;
 
-/// What one kind of device costs, in ns.
+/// The costs of one kind of device, in ns.
 #[derive(Clone, Copy)]
 pub(crate) struct Costs {
-    /// Work of the process itself for each page that it writes (compression), and for each that it reads.
+    /// The process's own work for each page that it writes (compression), and for each page that it reads.
     pub(crate) own_out_ns: u64,
     pub(crate) own_in_ns: u64,
-    /// Under the area's lock for each page that goes out (taking its slot, storing it), and for each that comes in.
+    /// Time under the area's lock for each page written (taking its slot, storing it), and for each page
+    /// read.
     pub(crate) locked_out_ns: u64,
     pub(crate) locked_in_ns: u64,
-    /// More of that if the area is on another node.
+    /// Added to the time under the lock if the area is on another node.
     pub(crate) locked_remote_ns: u64,
-    /// The device's own time to write a page, one request after the other, and to read one, `channels` at once.
+    /// The device's time to write a page, one request after another, and to read a page, with `channels`
+    /// reads at once.
     pub(crate) write_ns: u64,
     pub(crate) read_ns: u64,
     pub(crate) channels: usize,
-    /// More for a request if the device is on another node.
+    /// Added to a request if the device is on another node.
     pub(crate) remote_ns: u64,
 }
 
@@ -46,40 +49,40 @@ pub(crate) struct Device {
     pub(crate) costs: Costs,
 }
 
-/// A machine and what runs on it.
+/// A machine and its load.
 pub(crate) struct Machine {
     /// Processes on each node.
     pub(crate) processes: Vec<usize>,
     pub(crate) devices: Vec<Device>,
-    /// Pages that are out, all processes together.
+    /// Evicted pages of all processes together.
     pub(crate) pages_out: u64,
-    /// Whether one order serves all, as in a kernel, or each process has its own, as under Farpage.
+    /// Whether one order serves all processes, as in a kernel, or each process has its own, as under Farpage.
     pub(crate) orders: Orders,
-    /// Passing a lock's cache line on within a node, and between nodes.
+    /// Time to pass a lock's cache line within a node, and between nodes.
     pub(crate) pass_ns: [u64; 2],
-    /// A fault without its I/O.
+    /// Time of a fault without its I/O.
     pub(crate) fault_ns: u64,
-    /// Pages that one event stands for: 1 is exact, more is faster.
+    /// Pages that one event stands for. 1 is exact; more is faster.
     pub(crate) grain: u64,
 }
 
-/// Who has an order.
+/// The number of orders.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Orders {
     OneForAll,
     OneEach,
 }
 
-/// What came out.
+/// The results of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     /// Faults served per second, all processes together.
     pub(crate) faults_per_s: f64,
-    /// Pages in use of each area at the end.
+    /// Pages in use on each area at the end.
     pub(crate) used: Vec<u64>,
 }
 
-/// Servers that requests wait for, first come first served.
+/// Servers for which requests wait, first come first served.
 struct Queue {
     free_at: Vec<u64>,
 }
@@ -89,7 +92,7 @@ impl Queue {
         Queue { free_at: vec![0; servers] }
     }
 
-    /// When a request that comes now is done.
+    /// Returns the time at which a request that arrives now is done.
     fn serve(&mut self, now: u64, ns: u64) -> u64 {
         let server = self.free_at.iter_mut().min().expect("a queue has a server");
         *server = (*server).max(now) + ns;
@@ -109,7 +112,7 @@ struct Area {
     is_full: bool,
 }
 
-/// What a process does next.
+/// The next step of a process.
 #[derive(Clone, Copy)]
 enum Step {
     Choose,
@@ -123,11 +126,11 @@ enum Step {
 struct Process {
     node: u8,
     step: Step,
-    /// Its pages on each area.
+    /// The process's pages on each area.
     out: Vec<u64>,
-    /// Pages of it that are out once it is under way.
+    /// Pages of the process that are out in the steady state.
     out_wanted: u64,
-    /// Pages still to be read before the next batch goes out.
+    /// Pages to read before the next batch is written.
     to_read: u64,
 }
 
@@ -142,7 +145,7 @@ struct World {
     faults: u64,
 }
 
-/// Runs a machine for so long, with the first third not counted.
+/// Runs a machine for `ns` simulated nanoseconds. The first third isn't counted.
 pub(crate) fn run(machine: &Machine, policy: AreaOrder, seed: u64, ns: u64) -> Outcome {
     let mut world = World::new(machine, policy, seed);
     let mut events: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
@@ -178,7 +181,7 @@ impl World {
         let order = || {
             let mut order = Order::new(policy, nodes);
             for (at, device) in machine.devices.iter().enumerate() {
-                // As the firmware of the machines of the time says it: 21 to any other node.
+                // The distance that the firmware of these machines reports: 21 to any other node.
                 let far = |from: NodeId| Some(if from.0 == device.node { 10 } else { 21 });
                 order.on(AreaId(at as u8), Place::default().at(NodeId(device.node), far));
             }
@@ -219,7 +222,7 @@ impl World {
         }
     }
 
-    /// Does one step of a process, and says when its next one begins.
+    /// Does one step of a process. Returns the time at which its next step begins.
     fn step(&mut self, process: usize, now: u64) -> u64 {
         match self.processes[process].step {
             Step::Choose => self.choose(process, now),
@@ -236,7 +239,8 @@ impl World {
         &mut self.orders[at]
     }
 
-    /// Slots for a batch: the order's choice, or the next one if that has no room.
+    /// Takes slots for a batch from the area that the order chooses, or from the next one if that area is
+    /// full.
     fn choose(&mut self, process: usize, now: u64) -> u64 {
         let node = NodeId(self.processes[process].node);
         let mut tried = AreaSet::default();
@@ -257,7 +261,7 @@ impl World {
         now + self.about(self.areas[area].device.costs.own_out_ns * BATCH_PAGES)
     }
 
-    /// Through the area's lock with `pages` pages of `ns` each.
+    /// Takes `pages` pages of `ns` each through the area's lock. Returns the time at which they are done.
     fn through_lock(&mut self, process: usize, area: usize, pages: u64, ns: u64, now: u64) -> u64 {
         let node = self.processes[process].node;
         let area = &mut self.areas[area];
@@ -290,8 +294,8 @@ impl World {
         self.next(process, now)
     }
 
-    /// Between half and one and a half times so long. With times that are always the same, processes fall into a step
-    /// in which nobody ever waits, however busy a device is.
+    /// Returns a random time between half and one and a half times `ns`. With constant times, processes fall
+    /// into step, and no process ever waits, however busy a device is.
     fn about(&mut self, ns: u64) -> u64 {
         ns / 2 + self.random.below(ns + 1)
     }
@@ -311,7 +315,7 @@ impl World {
         if device.node == self.processes[process].node { 0 } else { device.costs.remote_ns }
     }
 
-    /// A page of the process that is out, any of them.
+    /// Reads a random page among the process's evicted pages.
     fn read(&mut self, process: usize, now: u64) -> u64 {
         let entry = &mut self.processes[process];
         let mut left = self.random.below(entry.out.iter().sum());
@@ -330,7 +334,7 @@ impl World {
         }
     }
 
-    /// The page is back: its slot is free.
+    /// Frees the slot of a page that was read.
     fn lock_in(&mut self, process: usize, area: usize, now: u64) -> u64 {
         let pages = self.grain.min(self.processes[process].out[area]).min(self.processes[process].to_read);
         let ns = self.areas[area].device.costs.locked_in_ns;

@@ -1,7 +1,9 @@
-//! `farpage bench programs`: how long real programs take that have two fifths of the memory they need (more, where the kernel
-//! kills them with that), under the kernel's own swap and under Farpage. Machine, settings and memory are those of [`crate::kernel`].
+//! `farpage bench programs`: how long real programs take with two fifths of the memory that they need. If the
+//! kernel kills a program with so little, the program gets more. The programs run under the kernel's own swap
+//! and under Farpage. Machine, settings and memory are those of [`crate::kernel`].
 //!
-//! Each runs to its end and its result is compared: what it printed, or what a client got from it.
+//! Each program runs to its end, and its result is compared. The result is the program's output, or the
+//! answers that a client got.
 
 mod client;
 
@@ -19,30 +21,30 @@ use std::process::Command;
 
 const MIB: u64 = 1 << 20;
 const OBJECTS: &str = include_str!("../../../tests/programs/objects.py");
-/// What the median of all programs is to be, as a ratio of the kernel's time to Farpage's; and each of them.
+/// Targets for the ratio of the kernel's time to Farpage's: the median of all programs, and each program.
 const WANTED: (f64, f64) = (1.5, 1.0);
-/// A program has so many tenths of the memory it needs: the first with which the kernel doesn't kill it.
+/// Tenths of its needed memory that a program gets: the first number with which the kernel doesn't kill it.
 const TENTHS: std::ops::RangeInclusive<u64> = 4..=9;
 
-/// One program.
+/// A program of the benchmark.
 struct Program {
     name: &'static str,
     /// The command that must be installed.
     needs: &'static str,
-    /// Processes that have as much memory as the largest.
+    /// Processes that have as much memory as the largest process.
     processes: u64,
-    /// Writes its files, for about so many bytes of memory.
+    /// Writes the program's files, for about the given number of bytes of memory.
     prepare: fn(&Path, u64) -> std::io::Result<()>,
     words: fn(u64) -> Result<Vec<String>, String>,
-    /// Makes it work from outside, and ends it.
+    /// Gives the program work from outside, and ends it.
     client: Option<Client>,
-    /// What its result is.
+    /// Returns the program's result.
     result: fn(&Outcome) -> Result<String, String>,
 }
 
 type Client = fn(&Path, u64) -> Result<String, String>;
 
-/// The one table of programs.
+/// The only table of programs.
 const PROGRAMS: [Program; 6] = [
     Program {
         name: "pagerank, 2 threads",
@@ -112,13 +114,14 @@ const PROGRAMS: [Program; 6] = [
         processes: 2,
         prepare: |_, _| Ok(()),
         words: |bytes| {
-            // Else it starts a worker again that the kernel has killed, and may never end.
+            // Without `--oomable`, stress-ng restarts a worker that the kernel has killed, and may never end.
             let words =
                 "stress-ng --quiet --oomable --vm 2 --vm-method all --vm-ops 20000 --verify --vm-bytes";
             Ok([words.split(' ').map(str::to_owned).collect(), vec![bytes.to_string()]].concat())
         },
         client: None,
-        // It ends with an error if a byte was wrong; what it prints has times in it.
+        // stress-ng ends with an error if a byte was wrong. The output can't be compared, because it contains
+        // times.
         result: |_| Ok(String::new()),
     },
 ];
@@ -141,18 +144,19 @@ fn printed(outcome: &Outcome) -> Result<String, String> {
     }
 }
 
-/// `python3` may be a script that looks for the real one.
+/// Returns the path of the real interpreter. `python3` may be a script that looks for it.
 fn python() -> Result<String, String> {
     let asked = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
     let output = asked.map_err(|error| format!("python3 can't be started: {error}"))?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Lines of some 200 bytes, half of them noise. Pages of the file belong to who has written it, not to who sorts it.
+/// Writes lines of some 200 bytes, half of them noise. The kernel charges the file's pages to the process
+/// that wrote them, not to the process that sorts them.
 fn write_lines(place: &Path, bytes: u64) -> std::io::Result<()> {
     let mut random = Random::new(7);
     let mut lines = String::new();
-    // sort needs some 50 bytes for each line beside what is in it.
+    // sort needs some 50 bytes for each line beside the line's contents.
     while (lines.len() as u64) < bytes * 3 / 4 {
         (0..6).for_each(|_| write!(lines, "{:016x}", random.next()).expect("a string takes everything"));
         lines.push_str(&" a part that is the same in all".repeat(3));
@@ -190,17 +194,18 @@ struct Measured {
     kernel: Vec<Run>,
     farpage: Vec<Run>,
     unlimited: Vec<Run>,
-    /// Runs that the kernel ended because it found no memory. They were made again.
+    /// Runs that the kernel ended because it found no memory. The runs were repeated.
     killed: usize,
-    /// Less memory that was tried before, in bytes: with it the kernel ended them all, whatever its settings.
+    /// Smaller limits that were tried before, in bytes. With them the kernel killed the program under every
+    /// setting.
     killed_with: Vec<u64>,
 }
 
 struct Run {
     outcome: Outcome,
-    /// Of the pool, in bytes: its peak.
+    /// Peak of the pool, in bytes.
     pool: u64,
-    /// Pages to disk.
+    /// Pages written to disk.
     written: u64,
 }
 
@@ -210,9 +215,9 @@ impl Run {
     }
 }
 
-/// Runs all, or those whose names contain this.
+/// Runs all programs, or only those whose names contain `only`.
 pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
-    // In much smaller cgroups the kernel finds that there is no memory, and kills.
+    // In much smaller cgroups the kernel finds no memory, and kills.
     let bytes = effort.pick(256, 80) * MIB;
     let mut programs: Vec<&Program> =
         PROGRAMS.iter().filter(|program| only.is_none_or(|text| program.name.contains(text))).collect();
@@ -253,16 +258,16 @@ fn is_installed(command: &str) -> bool {
 
 struct Contest {
     machine: Machine,
-    /// Where programs run.
+    /// The directory in which programs run.
     place: PathBuf,
-    /// Where both swap to.
+    /// The directory to which the kernel and Farpage swap.
     directory: PathBuf,
     bytes: u64,
     rounds: usize,
 }
 
 impl Contest {
-    /// With the least memory that the kernel can run it with at all.
+    /// Measures a program with the least memory with which the kernel can run it at all.
     fn measure(&mut self, program: &Program) -> Result<Measured, String> {
         (program.prepare)(&self.place, self.bytes).map_err(|error| format!("its files: {error}"))?;
         let (first, result) = self.once(program, Place::Alone)?;
@@ -270,7 +275,7 @@ impl Contest {
         let mut unlimited = vec![Run { outcome: first, pool: 0, written: 0 }];
         let (mut killed_with, mut failed) = (Vec::new(), String::new());
         for tenths in TENTHS {
-            // In whole MiB.
+            // Rounded down to whole MiB.
             let ram = peak * tenths / 10 / MIB * MIB;
             match self.measure_within(program, ram, &result, &mut unlimited) {
                 Ok(one) => return Ok(Measured { killed_with, ..one }),
@@ -302,7 +307,7 @@ impl Contest {
             killed_with: vec![],
         };
         for round in 0..self.rounds {
-            // First: how much memory Farpage has depends on it.
+            // The kernel runs first, because the size of its pool decides how much memory Farpage gets.
             let setting = measured.setting.clone();
             let kernel = unless_killed(&mut measured.killed, || self.kernel(program, &setting, result))?;
             let pool = if self.machine.pool_is_within() { 0 } else { kernel.pool };
@@ -317,9 +322,10 @@ impl Contest {
         Ok(measured)
     }
 
-    /// What the kernel runs it best with: each codec of zswap, and none, without readahead; then the best of them, and none,
-    /// with each readahead. (Windows take memory: tried with them first, every codec had redis killed in some runs, and the
-    /// kernel was left with the disk, which takes redis three times as long.)
+    /// Returns the setting with which the kernel runs the program best. Each codec of zswap, and no zswap, is
+    /// tried without readahead first. Then the best of these, and no zswap, are tried with each readahead
+    /// window. Codecs come first because windows take memory: with windows the kernel kills redis in some
+    /// runs, whatever the codec.
     fn best_setting(&mut self, program: &Program, result: &str) -> Result<Setting, String> {
         let codecs = self.machine.codecs().into_iter().map(Some).chain([None]);
         let without_readahead = codecs.map(|codec| Setting { codec, page_cluster: 0 });
@@ -376,14 +382,14 @@ impl Contest {
     fn once(&self, program: &Program, place: Place<'_>) -> Result<(Outcome, String), String> {
         let killed = machine::killed();
         let found = self.watched(program, place, || ())?;
-        // It may have ended all the same, with half of its work done.
+        // The program may have ended regularly although a process was killed, with half of its work done.
         let is_whole = machine::killed() == killed;
         is_whole
             .then_some(found)
             .ok_or_else(|| "the machine has too little memory: the kernel has killed a process".to_owned())
     }
 
-    /// Runs it to its end: what it took, and its result.
+    /// Runs a program to its end. Returns the outcome and the program's result.
     fn watched(
         &self,
         program: &Program,
@@ -407,7 +413,7 @@ impl Contest {
                 got = client.join().map_err(|_| "its client has panicked".to_owned())??;
             }
             let result = (program.result)(&outcome)? + &got;
-            // It may be much.
+            // The output may be large.
             Ok((Outcome { printed: Vec::new(), ..outcome }, result))
         })
     }
@@ -469,7 +475,7 @@ fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str]) ->
     report
 }
 
-/// The kernel's time to Farpage's.
+/// Returns the ratio of the kernel's time to Farpage's.
 fn speed(one: &Measured) -> Sample {
     ratio(&seconds(&one.kernel), &seconds(&one.farpage))
 }

@@ -1,21 +1,23 @@
-//! `farpage bench readahead`: no readahead, readahead by slot, by address (the change), and by streams (ours), under
-//! the same loads with the same budget, live.
+//! `farpage bench readahead`: no readahead, readahead by slot, by address (the Linux change), and by streams
+//! (ours). All run live, under the same loads with the same budget.
 //!
-//! Each case is a load of [`crate::load::ahead`] or [`crate::load::lu`], which knows nothing of Farpage; it is run in
-//! turns under the four policies, each run a program of its own. Touches are timed by the load; what was read is
-//! counted by Farpage.
+//! Each case is a load of [`crate::load::ahead`] or [`crate::load::lu`], which knows nothing of Farpage. The
+//! four policies run in turns, and each run is a program of its own. The load times its touches; Farpage
+//! counts its reads.
 //!
-//! What a hit rate is:
-//! - *used* is what the kernel's counters give and what was published: `swap_ra_hit` by `swap_ra`, of what was read
-//!   ahead that which was touched later. A policy that reads little ahead can have 100 %.
-//! - *covered* is the harsher one: of the pages that came from an area, those for which no thread had to begin the
-//!   read itself: 1 - `fault_area` by `pswpin`. By-slot and by-address begin each window with such a read, so 8 pages
-//!   of order 3 cover at most 87.5 %.
+//! Two hit rates are reported:
+//! - *used* is the published rate, from the kernel's counters: `swap_ra_hit` divided by `swap_ra`. The rate
+//!   is the share of pages read ahead that were touched later. A policy can reach 100 % by reading little
+//!   ahead.
+//! - *covered* is the stricter rate: 1 - `fault_area` / `pswpin`. The rate is the share of pages from an area
+//!   for which no thread had to begin the read. By-slot and by-address begin each window with a read of the
+//!   faulting thread, so windows of 8 pages (order 3) cover at most 87.5 %.
 //!
-//! Both come from counters of the process that walks, so they are exact, and mean the same under every policy. Where
-//! the random part runs in the same process they count it too; so there the load's own view stands beside them: *at
-//! once*, of the touches of pages that were not in memory 8 MiB before the walk came to them, those that took less than
-//! a device needs. A touch that waited for a read that was on its way is covered, but not at once.
+//! Both rates come from counters of the walking process, so they are exact and mean the same under every
+//! policy. If the random part runs in the same process, its pages are counted too. For this case the load's
+//! own rate stands beside them. *At once* counts only touches of pages that were out of memory 8 MiB before
+//! the walk came to them. The rate is the share of these touches that took less time than a device needs. A
+//! touch that waited for a read in flight is covered, but not at once.
 
 mod cases;
 mod tables;
@@ -26,16 +28,16 @@ use crate::measure::interleaved;
 use crate::report::Report;
 use cases::{Case, cases};
 
-/// The policies, as `--readahead` calls them.
+/// The policies, as `--readahead` names them.
 const POLICIES: [&str; 4] = ["off", "by-slot", "by-address", "streams"];
-/// What the others are compared with: what the kernel did before the change.
+/// The baseline: the kernel's readahead before the change.
 const BY_SLOT: usize = 1;
-/// The change.
+/// The kernel's readahead after the change.
 const BY_ADDRESS: usize = 2;
-/// Ours.
+/// Farpage's readahead.
 const STREAMS: usize = 3;
 
-/// A case with its outcomes: by policy, then by round.
+/// A case with its outcomes, by policy, then by round.
 struct Measured {
     case: Case,
     outcomes: Vec<Vec<Outcome>>,

@@ -1,5 +1,5 @@
-//! What an experiment found: published figures, tables, targets, charts. Printed as text, written as JSON and
-//! SVG. An experiment fills one in; how it looks is decided here.
+//! The results of an experiment: published figures, tables, targets and charts. A report is printed as text
+//! and written as JSON and SVG. An experiment fills a report in; this file decides how the report looks.
 
 use crate::measure::Sample;
 use plotters::coord::Shift;
@@ -13,33 +13,33 @@ const SCHEMA: u32 = 1;
 /// The result of one experiment.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Its name.
+    /// The experiment's name.
     pub experiment: &'static str,
-    /// What was published about the change that this is about, with its source.
+    /// Published figures about the change that the experiment is about, with their sources.
     pub published: Vec<String>,
-    /// What was measured.
+    /// The measurements.
     pub tables: Vec<Table>,
-    /// What was to be reached.
+    /// The figures to reach, and whether they were.
     pub targets: Vec<Target>,
-    /// The same as pictures.
+    /// The measurements as pictures.
     pub charts: Vec<Chart>,
-    /// What a reader must know to judge it.
+    /// Facts that a reader needs to judge the report.
     pub notes: Vec<String>,
 }
 
-/// Rows of cells under named columns. The first columns of a row say what was measured.
+/// Rows of cells under named columns. The first columns of a row name what was measured.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// What it shows.
+    /// The table's title.
     pub title: String,
-    /// Names, with units.
+    /// Names of the columns, with units.
     pub columns: Vec<String>,
     /// One cell for each column.
     pub rows: Vec<Vec<Cell>>,
 }
 
 impl Table {
-    /// Without rows yet.
+    /// Makes a table without rows.
     pub fn new(title: impl Into<String>, columns: &[&str]) -> Table {
         let columns = columns.iter().map(|name| (*name).to_owned()).collect();
         Table { title: title.into(), columns, rows: Vec::new() }
@@ -55,13 +55,13 @@ impl Table {
 /// One cell.
 #[derive(Clone, Debug)]
 pub enum Cell {
-    /// A name.
+    /// A name or another text.
     Text(String),
-    /// A number, printed with three significant digits at least.
+    /// A number, printed with at least three significant digits.
     Number(f64),
     /// A median with its extremes.
     Sample(Sample),
-    /// Not measured, or not defined.
+    /// Not measured, or undefined.
     Nothing,
 }
 
@@ -115,7 +115,7 @@ impl Cell {
     }
 }
 
-/// At least three significant digits; whole numbers in groups of three.
+/// Formats a number with at least three significant digits. Whole numbers are in groups of three digits.
 fn digits(number: f64) -> String {
     if !number.is_finite() {
         return "-".to_owned();
@@ -142,40 +142,40 @@ fn grouped(number: i64) -> String {
     text
 }
 
-/// Something that was to be reached, and what was.
+/// A figure to reach, and the figure that was found.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// In words: `random lookups, ratio to the red-black tree, 4 threads`.
+    /// The name of the figure, such as `random lookups, ratio to the red-black tree, 4 threads`.
     pub what: String,
     /// The number to reach.
     pub wanted: f64,
     /// Whether more is better.
     pub better: Better,
-    /// What was measured.
+    /// The measured figure.
     pub found: f64,
 }
 
-/// Which way is better.
+/// The direction that is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
-    /// At least the number wanted.
+    /// A target to reach at least.
     More,
-    /// At most the number wanted.
+    /// A target to reach at most.
     Less,
 }
 
 impl Target {
-    /// At least `wanted`.
+    /// Makes a target of at least `wanted`.
     pub fn at_least(what: impl Into<String>, wanted: f64, found: f64) -> Target {
         Target { what: what.into(), wanted, better: Better::More, found }
     }
 
-    /// At most `wanted`.
+    /// Makes a target of at most `wanted`.
     pub fn at_most(what: impl Into<String>, wanted: f64, found: f64) -> Target {
         Target { what: what.into(), wanted, better: Better::Less, found }
     }
 
-    /// Whether it was reached.
+    /// Whether the target was reached.
     pub fn is_met(&self) -> bool {
         match self.better {
             Better::More => self.found >= self.wanted,
@@ -197,23 +197,23 @@ impl Target {
 /// Groups of bars: one group for each place on the x axis, one bar in it for each series.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    /// What it shows.
+    /// The chart's title.
     pub title: String,
-    /// The y axis, with its unit.
+    /// Label of the y axis, with its unit.
     pub unit: String,
     /// Names of the groups.
     pub groups: Vec<String>,
-    /// Name and one value for each group.
+    /// Name of each series, with one value for each group.
     pub series: Vec<(String, Vec<f64>)>,
 }
 
 impl Report {
-    /// Of this experiment, empty.
+    /// Makes an empty report of this experiment.
     pub fn new(experiment: &'static str) -> Report {
         Report { experiment, ..Report::default() }
     }
 
-    /// For a terminal.
+    /// Returns the report as text for a terminal.
     pub fn text(&self) -> String {
         let mut text = format!("{}\n", self.experiment);
         for line in &self.published {
@@ -238,7 +238,7 @@ impl Report {
         text
     }
 
-    /// For programs.
+    /// Returns the report as JSON for programs.
     pub fn json(&self) -> Value {
         let tables: Vec<Value> = self
             .tables
@@ -278,7 +278,7 @@ impl Report {
         })
     }
 
-    /// The charts, one below the other.
+    /// Returns the charts as one SVG, one chart below another.
     pub fn svg(&self) -> Result<String, String> {
         let mut svg = String::new();
         let height = CHART_PIXELS.1 * self.charts.len().max(1) as u32;
@@ -293,7 +293,7 @@ fn table_text(table: &Table) -> String {
         let cells = cells.iter().map(|row| row[column].chars().count());
         cells.chain([table.columns[column].chars().count()]).max().unwrap_or(0)
     };
-    // Names to the left, numbers to the right.
+    // Names are left-aligned, numbers right-aligned.
     let is_name = |column: usize| table.rows.iter().all(|row| matches!(row[column], Cell::Text(_)));
     let mut text = format!("  {}\n", table.title);
     for row in std::iter::once(&table.columns).chain(&cells) {
@@ -314,7 +314,7 @@ fn table_text(table: &Table) -> String {
 }
 
 const CHART_PIXELS: (u32, u32) = (900, 420);
-/// Height of a chart to its highest bar's: the legend stands above all of them.
+/// Height of a chart relative to its highest bar. The legend stands above all bars.
 const HEADROOM: f64 = 1.25;
 
 fn draw(charts: &[Chart], svg: &mut String, size: (u32, u32)) -> Result<(), String> {

@@ -1,10 +1,11 @@
-//! `farpage bench scale`: what becomes of a fault when there are more threads, and when memory is larger.
+//! `farpage bench scale`: the cost of a fault with more threads, and with larger memory.
 //!
-//! Pages are touched at random, a fifth of them to write, in four times as much memory as the budget; they compress, so no
-//! device is waited for. *Threads*: all of them in one space. *Spaces*: as many pages, further and further apart, in a mapping
-//! of up to a terabyte. The same runs without a budget stand beside those: there, too, a touch costs more when no two pages
-//! share a table of the kernel's. And the same runs without touches, which only fill the memory and end: what that takes is shown by
-//! itself, and isn't a fault's.
+//! Pages are touched at random, with 20 % writes, in four times as much memory as the budget. The pages
+//! compress, so no device is involved. The part *threads* runs all threads in one space. The part *spaces*
+//! spreads the same number of pages further and further apart, in a mapping of up to a terabyte. Each run is
+//! repeated without a budget, because there, too, a touch costs more when no two pages share a page table of
+//! the kernel. Each run is also repeated without touches: it only fills the memory and ends. The cost of
+//! filling is reported separately, and isn't part of a fault's cost.
 
 use crate::Effort;
 use crate::live::{self, Outcome};
@@ -13,7 +14,7 @@ use crate::report::{Cell, Chart, Report, Table, Target};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// The most that a fault may cost more in a larger space.
+/// Ratio that a fault may cost more in a larger space, at most.
 const COST_MAX: f64 = 1.1;
 const METADATA_MAX: f64 = 16.0;
 
@@ -21,20 +22,20 @@ const METADATA_MAX: f64 = 16.0;
 struct Case {
     title: String,
     threads: usize,
-    /// From one page that is touched to the next.
+    /// Pages from one touched page to the next.
     stride: u64,
 }
 
-/// Where a load runs.
+/// The way in which a load runs.
 #[derive(Clone, Copy)]
 enum Place {
     /// Without a budget.
     Alone,
-    /// With one.
+    /// Under `farpage run` with a budget.
     Under,
 }
 
-/// What all cases share.
+/// The sizes and times that all cases share.
 struct Size {
     ram: u64,
     bytes: u64,
@@ -54,7 +55,7 @@ impl Size {
         }
     }
 
-    /// Each case with its outcomes; in turns.
+    /// Runs the cases in turns. Returns the outcomes of each case.
     fn measure(&self, cases: &[Case], place: Place, seconds: f64) -> Result<Vec<Vec<Outcome>>, String> {
         interleaved(self.rounds, cases.len(), |at| self.run(&cases[at], place, seconds))
             .into_iter()
@@ -63,7 +64,7 @@ impl Size {
     }
 }
 
-/// Runs both.
+/// Runs both parts.
 pub fn run(effort: Effort) -> Result<Report, String> {
     let size = Size {
         ram: effort.pick(32, 16) * MIB,

@@ -1,4 +1,4 @@
-//! The codec: whatever it compresses comes back; whatever bytes it is given to decompress, it answers.
+//! The codec. Compressed pages must come back unchanged. Decompressing any bytes must return an answer.
 
 use crate::Input;
 use farpage_core::config::Codec;
@@ -6,7 +6,7 @@ use farpage_core::units::PAGE_BYTES;
 use farpage_core::zswap::codec::{Decoder, Scratch, compress, decompress, densify};
 use farpage_core::zswap::same_filled::{fill, same_filled};
 
-/// A page, and bytes that nobody has compressed.
+/// Decompresses the input's bytes as they are, and compresses pages made from them.
 pub fn run(input: &mut Input) {
     let repeat = 1 + input.below(64);
     let bytes_max = input.below(PAGE_BYTES + 1);
@@ -20,21 +20,21 @@ pub fn run(input: &mut Input) {
         }
     }
 
-    // Each byte some times, so that there is something to compress.
+    // Each byte is repeated, so that the page is compressible.
     let stretched = bytes.iter().flat_map(|byte| std::iter::repeat_n(*byte, repeat));
     page.fill(0);
     page.iter_mut().zip(stretched).for_each(|(to, byte)| *to = byte);
     comes_back(&page, bytes_max);
     comes_back(&page, PAGE_BYTES);
 
-    // And some as numbers with a few digits behind the point, or a few too many.
+    // A page of numbers with a few decimal digits, or with too many.
     let number = |two: &[u8; 2]| f64::from(i16::from_le_bytes(*two)) / 10_f64.powi((repeat / 4) as i32);
     let numbers = bytes.as_chunks().0.iter().map(number);
     let mut table = Box::new([0; PAGE_BYTES]);
     table.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(to, number)| *to = number.to_le_bytes());
     comes_back(&table, bytes_max);
     comes_back(&table, PAGE_BYTES);
-    // One that may be anything, anywhere; and numbers of half the size.
+    // A word of any value at any place, and then numbers of half the size.
     if let ([odd, ..], Some(place)) = (bytes.as_chunks::<8>().0, bytes.last()) {
         table.as_chunks_mut().0[2 * usize::from(*place)] = *odd;
         comes_back(&table, PAGE_BYTES);

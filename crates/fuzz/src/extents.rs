@@ -1,5 +1,5 @@
-//! Extents against a list of every slot's block, made as Linux makes it: sector by sector, a page wherever eight
-//! of them lie together.
+//! Extents against a list of the block of every slot. The list is made as Linux makes it: sector by sector,
+//! with a page wherever eight adjacent sectors form one.
 
 use crate::{Input, Memory};
 use farpage_core::areas::extents::{Builder, Extent, Extents, Mapped, whole_pages};
@@ -9,7 +9,7 @@ const PAGE: u64 = PAGE_BYTES as u64;
 const SECTOR: u64 = 512;
 const SECTORS_PER_PAGE: usize = (PAGE / SECTOR) as usize;
 
-/// A file's pieces, as a file system may tell them: any length, any place, perhaps a hole.
+/// Draws a file's pieces, as a file system may report them: any length, any place, perhaps a hole.
 fn any_pieces(input: &mut Input) -> (Vec<Mapped>, bool) {
     let (mut offset, mut place, mut has_hole) = (0, 0, false);
     let mut pieces = Vec::new();
@@ -17,7 +17,7 @@ fn any_pieces(input: &mut Input) -> (Vec<Mapped>, bool) {
         let how = input.byte();
         let sectors = if how & 8 == 0 { 8 * (1 + input.below(8)) } else { 1 + input.below(40) };
         match how & 7 {
-            // Behind the last one.
+            // The piece follows the last one on the device.
             0..3 => {}
             3..6 => place = input.below(1 << 16) as u64 * PAGE,
             6 => place = input.below(1 << 16) as u64 * SECTOR,
@@ -34,7 +34,7 @@ fn any_pieces(input: &mut Input) -> (Vec<Mapped>, bool) {
     (pieces, has_hole)
 }
 
-/// The block of each slot.
+/// Returns the block of each slot.
 fn blocks_of(pieces: &[Mapped], bytes: u64) -> Vec<u64> {
     let sectors = pieces.iter().flat_map(|piece| (piece.place..piece.place + piece.bytes).step_by(512));
     let sectors: Vec<u64> = sectors.take((bytes / SECTOR) as usize).collect();
@@ -52,7 +52,7 @@ fn blocks_of(pieces: &[Mapped], bytes: u64) -> Vec<u64> {
     blocks
 }
 
-/// Builds, looks every slot up, and iterates.
+/// Builds extents, looks every slot up, and iterates.
 pub fn run(input: &mut Input) {
     let cut = input.below(64) as u64 * SECTOR;
     let slots_max = if input.byte() < 128 { u32::MAX } else { u32::from(input.byte()) };

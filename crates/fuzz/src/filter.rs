@@ -1,12 +1,12 @@
-//! Filters of seccomp against a machine that runs one call at a time: what is said to be allowed is allowed for every value of
-//! what wasn't known.
+//! The evaluator of seccomp filters against an interpreter that runs one call at a time. A call that is
+//! reported as allowed must be allowed for every value of the unknown parts.
 
 use crate::Input;
 use farpage_core::filter::{Call, Evaluator, INSTRUCTIONS_MAX, Instruction, is_valid};
 
-/// What a filter sees as the architecture.
+/// The architecture that a filter sees.
 const X86_64: u32 = 0xc000_003e;
-/// Codes that Linux takes, and two that it doesn't.
+/// Instruction codes that Linux accepts, and two that Linux refuses.
 const CODES: [u16; 42] = [
     0x20, 0x20, 0x20, 0x80, 0x81, 0x00, 0x01, 0x60, 0x61, 0x02, 0x03, 0x06, 0x16, 0x07, 0x87, 0x84, 0x05,
     0x15, 0x15, 0x1d, 0x25, 0x2d, 0x35, 0x3d, 0x45, 0x4d, 0x04, 0x0c, 0x14, 0x1c, 0x24, 0x2c, 0x34, 0x3c,
@@ -29,7 +29,7 @@ fn any_instruction(input: &mut Input, left: usize) -> Instruction {
     Instruction { code, if_true, if_false, k }
 }
 
-/// The answer of a filter to one call. None: what the kernel makes of it isn't said anywhere.
+/// Returns the answer of a filter to one call. `None` means that the kernel's behaviour isn't documented.
 fn answer(program: &[Instruction], data: &[u32; 16]) -> Option<u32> {
     let (mut a, mut x, mut words, mut at) = (0_u32, 0_u32, [0_u32; 16], 0);
     loop {
@@ -72,7 +72,7 @@ fn answer(program: &[Instruction], data: &[u32; 16]) -> Option<u32> {
     }
 }
 
-/// A filter, a call of which something is known, and calls of that kind.
+/// Checks a filter with a partly known call, and with 16 calls that match it.
 pub fn run(input: &mut Input) {
     let length = 1 + input.below(24);
     let mut program: Vec<_> = (0..length).map(|at| any_instruction(input, length - at)).collect();

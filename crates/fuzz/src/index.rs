@@ -1,4 +1,4 @@
-//! The index against an ordered map of keys to handles, each with the number of its store.
+//! The index against an ordered map of keys to handles. Each handle has the number of its store.
 
 use crate::{Input, Memory};
 use farpage_core::units::{AreaId, CLUSTER_SLOTS, SlotIndex};
@@ -6,9 +6,9 @@ use farpage_core::zswap::index::{Entry, Full, Index, IndexLayout, IndexMemory};
 use farpage_core::zswap::pool::ObjectHandle;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Two areas, of 3 and 2 clusters.
+/// Slots of two areas, with 3 and 2 clusters.
 const SLOTS: [u32; 2] = [2 * CLUSTER_SLOTS + 100, CLUSTER_SLOTS + 1];
-/// Entries that were loaded and may be erased later.
+/// Loaded entries that may be erased later, at most.
 const LOADS_MAX: usize = 32;
 
 fn any_key(input: &mut Input) -> SlotIndex {
@@ -21,7 +21,7 @@ fn any_handle(input: &mut Input) -> ObjectHandle {
     ObjectHandle::from_raw(input.below(20) as u32 + 1).expect("not 0")
 }
 
-/// Stores, loads, erases and removes.
+/// Stores, loads, erases and removes entries.
 pub fn run(input: &mut Input) {
     let off = input.byte();
     let leaves = input.below(6);

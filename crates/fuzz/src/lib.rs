@@ -1,19 +1,20 @@
-//! Fuzz targets: each drives one structure with whatever bytes it is given, beside the simplest model of it, and
-//! compares all that can be seen after each step. A target panics when they differ, and ends when the bytes do.
+//! Fuzz targets. Each target drives one structure with the bytes of an input, beside the simplest model of
+//! the structure. After each step the target compares all visible state, and panics if the two differ. The
+//! target ends when the bytes are used up.
 //!
-//! The bytes come from three places: a test with fixed seeds (`make test`), libFuzzer, which looks for bytes that
-//! reach new code (`make fuzz`, in `fuzz/` at the top), and files that one of them has left
-//! (`cargo run -p farpage-fuzz -- NAME FILE`).
+//! The bytes come from three sources. `make test` runs fixed seeds. `make fuzz` runs libFuzzer, in the
+//! top-level directory `fuzz/`, which looks for bytes that reach new code. `cargo run -p farpage-fuzz -- NAME
+//! FILE` runs files that a fuzzer left.
 //!
-//! The first byte of an input switches kinds of operations off, so that rare states aren't always undone at once;
-//! the limits are tiny, so that they are met.
-// UNSAFETY: handing memory to structures that never allocate.
+//! The first byte of an input switches kinds of operations off, so that a rare state isn't always undone at
+//! once. The limits are tiny, so that inputs reach them.
+// UNSAFETY: the targets hand memory to structures that never allocate.
 
 mod codec;
 mod extents;
 mod filter;
 #[path = "../../cli/src/header.rs"]
-// By path: the command line is a program, so it can't be a dependency.
+// The file is included by path, because the command line is a program and can't be a dependency.
 mod header;
 mod index;
 mod order;
@@ -26,13 +27,13 @@ use farpage_core::memory::Region;
 
 /// A structure under test.
 pub struct Target {
-    /// Its name.
+    /// The target's name on the command line.
     pub name: &'static str,
-    /// Panics if something is wrong.
+    /// Runs the target on an input. Panics if something is wrong.
     pub run: fn(&mut Input),
 }
 
-/// The one table of targets.
+/// The only table of targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "codec", run: codec::run },
     Target { name: "extents", run: extents::run },
@@ -47,40 +48,40 @@ pub const TARGETS: &[Target] = &[
     Target { name: "table", run: table::run },
 ];
 
-/// The target of this name.
+/// Returns the target of this name.
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-/// Bytes to be used up. Past their end all are 0.
+/// The bytes of an input, used up from the front. Past their end every byte is 0.
 pub struct Input<'b> {
     bytes: &'b [u8],
 }
 
 impl<'b> Input<'b> {
-    /// All of `bytes`.
+    /// Makes an input of all bytes in `bytes`.
     pub const fn new(bytes: &'b [u8]) -> Input<'b> {
         Input { bytes }
     }
 
-    /// Whether all are used up.
+    /// Whether all bytes are used up.
     pub const fn is_over(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The next one.
+    /// Takes the next byte.
     pub const fn byte(&mut self) -> u8 {
         let Some((first, rest)) = self.bytes.split_first() else { return 0 };
         self.bytes = rest;
         *first
     }
 
-    /// The next four.
+    /// Takes the next four bytes, as a little-endian number.
     pub fn word(&mut self) -> u32 {
         u32::from_le_bytes(core::array::from_fn(|_| self.byte()))
     }
 
-    /// A number below `end`, from one byte, or two where one isn't enough.
+    /// Takes a number below `end`, from one byte, or from two if `end` is above 256.
     pub fn below(&mut self, end: usize) -> usize {
         let number = if end <= 256 {
             usize::from(self.byte())
@@ -90,19 +91,20 @@ impl<'b> Input<'b> {
         number % end.max(1)
     }
 
-    /// The next kind of operation, of `kinds` (8 at most), none of which `off` has the bit of.
+    /// Takes the next kind of operation, of `kinds` kinds (8 at most). Returns `None` if `off` has the kind's
+    /// bit.
     pub fn kind(&mut self, kinds: usize, off: u8) -> Option<usize> {
         let kind = self.below(kinds);
         (off & 1 << kind == 0).then_some(kind)
     }
 
-    /// All that is left.
+    /// Takes all bytes that are left.
     pub fn rest(&mut self) -> &'b [u8] {
         core::mem::take(&mut self.bytes)
     }
 }
 
-/// Zeroed memory to hand to a structure, once.
+/// Zeroed memory that is handed to a structure once.
 struct Memory {
     words: Vec<u64>,
     is_fresh: bool,
@@ -115,22 +117,23 @@ impl Memory {
 
     fn region(&mut self) -> Region<'_> {
         assert!(core::mem::take(&mut self.is_fresh), "handed out before");
-        // SAFETY: zeroed by `new` and handed out for the first time; of that size; borrowed by the region.
+        // SAFETY: `new` zeroed the memory, which has this size. The assertion shows that it is handed out for
+        // the first time. The region borrows it.
         unsafe { Region::new(self.words.as_mut_ptr().cast(), self.words.len() * 8) }
     }
 }
 
-/// Whatever is accepted keeps the rules of `mkswap`; nothing makes the parser panic.
+/// Checks that an accepted header obeys the rules of `mkswap`, and that no bytes make the parser panic.
 fn parse_header(input: &mut Input) {
     let mut page = [0; farpage_core::units::PAGE_BYTES];
-    // The interesting places are few: mostly a valid header with some bytes changed.
+    // Few bytes of the page matter, so most inputs are a valid header with some bytes changed.
     let is_plausible = input.byte() & 7 != 0;
     if is_plausible {
         page[1024] = 1;
         page[1028..1032].copy_from_slice(&input.word().to_le_bytes());
         page[4086..].copy_from_slice(b"SWAPSPACE2");
         page[1032..1034].copy_from_slice(&[input.byte(), input.byte() & 3]);
-        // One list, and single bytes anywhere.
+        // The list of bad pages, then single bytes anywhere.
         let count = input.below(24);
         (1536..1536 + 4 * count).for_each(|at| page[at] = if at % 4 < 2 { input.byte() } else { 0 });
         while !input.is_over() {

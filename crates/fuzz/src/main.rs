@@ -1,4 +1,5 @@
-//! `farpage-fuzz list` names the targets; `farpage-fuzz NAME FILE...` runs one on inputs that a fuzzer left.
+//! `farpage-fuzz list` prints the targets. `farpage-fuzz NAME FILE...` runs one target on inputs that a
+//! fuzzer left.
 
 use farpage_fuzz::{Input, TARGETS, target};
 use std::process::ExitCode;

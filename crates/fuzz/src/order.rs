@@ -1,4 +1,5 @@
-//! The order of areas: priorities by plain counting, and each choice by looking at the list before and after.
+//! The order of areas. Priorities are checked by plain counting, and each choice by the list before and after
+//! it.
 
 use crate::Input;
 use farpage_core::areas::Took;
@@ -8,10 +9,10 @@ use farpage_core::units::{AREAS_MAX, AreaId, NodeId};
 
 const NODES: usize = 3;
 
-/// An area, as the model has it.
+/// An area in the model.
 struct Plain {
     area: AreaId,
-    /// None: automatic.
+    /// `None` for an automatic priority.
     priority: Option<i32>,
     node: Option<NodeId>,
     has_room: bool,
@@ -20,7 +21,7 @@ struct Plain {
 
 struct Model {
     policy: AreaOrder,
-    /// In the order in which they were put on.
+    /// The areas in the order in which they were added.
     areas: Vec<Plain>,
 }
 
@@ -48,7 +49,7 @@ impl Model {
     }
 }
 
-/// Puts on, takes off, fills, empties and chooses.
+/// Adds, removes, fills, empties and chooses areas.
 pub fn run(input: &mut Input) {
     let off = input.byte();
     let policy = AreaOrder::ALL[input.below(AreaOrder::ALL.len())];
@@ -56,7 +57,7 @@ pub fn run(input: &mut Input) {
     let mut model = Model { policy, areas: Vec::new() };
     let mut in_flight: Vec<AreaId> = Vec::new();
     while !input.is_over() {
-        // Putting on is never switched off.
+        // Adding areas is never switched off.
         let kind = input.kind(8, off & !1);
         let area = AreaId(input.below(AREAS_MAX) as u8);
         match (kind, model.get(area)) {
@@ -70,7 +71,7 @@ pub fn run(input: &mut Input) {
                     plain.is_leaving = false;
                     order.restore(area);
                 } else {
-                    // An area that is empty has no request under way.
+                    // An area that is empty has no request in flight.
                     in_flight.extract_if(.., |of| *of == area).for_each(|of| order.finished(of));
                     order.finish_off(area);
                     model.areas.retain(|plain| plain.area != area);
@@ -113,7 +114,8 @@ fn put_on(input: &mut Input, order: &mut Order, model: &mut Model, area: AreaId)
     model.areas.push(Plain { area, priority, node, has_room: true, is_leaving: false });
 }
 
-/// The first that wasn't tried, or by cost another automatic one; it goes behind its equals and nobody else moves.
+/// Checks a choice. The chosen area is the first that wasn't tried; by cost it may be another automatic area.
+/// The chosen area moves behind its equals, and no other area moves.
 fn choose(input: &mut Input, order: &mut Order, policy: AreaOrder) -> Option<AreaId> {
     let node = NodeId(input.below(NODES + 1) as u8);
     let mut tried = AreaSet::default();

@@ -1,5 +1,5 @@
-//! The pool against a queue of objects, the oldest first; those of a whole page go before the others, then those that won't
-//! become any shorter; those that are only kept are apart.
+//! The pool against a queue of objects, the oldest first. Objects of a whole page leave before the other
+//! objects, then objects that can't become shorter. Objects that are only kept are in a list of their own.
 
 use crate::{Input, Memory};
 use farpage_core::units::{PAGE_BYTES, PageIndex};
@@ -7,7 +7,7 @@ use farpage_core::zswap::pool::{ObjectHandle, Pool, PoolLayout, PoolMemory, Stor
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// 16 blocks of a page each.
+/// Bytes of the pool: 16 blocks of a page each.
 const LIMIT: usize = 16 * PAGE_BYTES;
 
 struct Object {
@@ -16,12 +16,12 @@ struct Object {
     length: usize,
     is_kept: bool,
     is_dense: bool,
-    /// Its bytes are all this one and those after it.
+    /// The object's first byte. Each following byte is one higher.
     first: u8,
 }
 
 impl Object {
-    /// Those of lower ones go first.
+    /// Returns the object's kind. Objects of lower kinds leave first.
     fn kind(&self) -> u8 {
         match self {
             Object { is_kept: true, .. } => 3,
@@ -37,7 +37,7 @@ impl Object {
     }
 }
 
-/// Stores, frees, ages, moves and gives back.
+/// Stores, frees, ages, moves and releases objects.
 pub fn run(input: &mut Input) {
     let off = input.byte();
     let accept_percent = input.below(120) as u32;
@@ -68,7 +68,7 @@ pub fn run(input: &mut Input) {
             }
             (Some(4), Some(at)) => {
                 let mut object = model.remove(at).expect("in range");
-                // Each makes it the youngest of its kind.
+                // Each of the three calls makes the object the youngest of its kind.
                 match input.below(3) {
                     0 => pool.rotate(object.handle, object.owner),
                     1 => {
@@ -108,7 +108,7 @@ pub fn run(input: &mut Input) {
 }
 
 fn store(input: &mut Input, pool: &Pool, model: &mut VecDeque<Object>) {
-    // Few sizes, so that blocks fill up.
+    // Few different sizes, so that blocks fill up.
     let lengths = [1, 33, 100, 700, 1365, 1366, 2049, PAGE_BYTES];
     let length = match input.below(10) {
         any @ 8.. => 1 + (input.below(PAGE_BYTES) + any) % PAGE_BYTES,
@@ -126,7 +126,7 @@ fn store(input: &mut Input, pool: &Pool, model: &mut VecDeque<Object>) {
     }
 }
 
-/// Makes the oldest object shorter that may become so, or finds that it doesn't.
+/// Makes the oldest object that may become shorter denser, or marks that it stays as it is.
 fn densify(input: &mut Input, pool: &Pool, model: &mut VecDeque<Object>) {
     let at = model.iter().position(|object| object.kind() == 2);
     let first = at.map(|at| (model[at].handle, model[at].owner));

@@ -1,4 +1,5 @@
-//! Readahead's three policies: Linux's words against their fields kept apart, streams against a naive program.
+//! The three readahead policies. Linux's packed words are compared with separate fields, and streams with a
+//! simple model program.
 
 use crate::Input;
 use farpage_core::readahead::by_address::RegionWord;
@@ -8,7 +9,7 @@ use farpage_core::readahead::window;
 use farpage_core::units::{PageIndex, PageRange};
 use std::collections::BTreeSet;
 
-/// One of the three.
+/// Runs one of the three policies.
 pub fn run(input: &mut Input) {
     match input.byte() % 4 {
         0 => by_address(input),
@@ -17,7 +18,8 @@ pub fn run(input: &mut Input) {
     }
 }
 
-/// Never beyond the region, nor the 2 MiB of a page-table page; the packed word is what its fields are.
+/// Checks that a window stays within its region and the 2 MiB of a page-table page, and that the packed word
+/// equals its fields.
 fn by_address(input: &mut Input) {
     let cluster = input.below(8) as u32;
     let most = 1 << cluster.min(5);
@@ -43,7 +45,7 @@ fn by_address(input: &mut Input) {
     }
 }
 
-/// Never slot 0, nor beyond the area; the fault's own slot always.
+/// Checks that a window never has slot 0 or a slot beyond the area, and always has the fault's own slot.
 fn by_slot(input: &mut Input) {
     let cluster = input.below(8) as u32;
     let slots = 2 + input.below(400) as u32;
@@ -57,12 +59,12 @@ fn by_slot(input: &mut Input) {
     }
 }
 
-/// A program with its walkers, and windows on their way.
+/// A program with its walkers, and windows in flight.
 struct World {
     streams: Streams,
     region: PageRange,
     pages_max: u32,
-    /// Pages in the program's memory, and pages parked with a mark.
+    /// Pages in the program's memory. `parked` has the pages that are parked with a mark.
     there: BTreeSet<PageIndex>,
     parked: BTreeSet<PageIndex>,
     asked: Vec<Window>,
@@ -99,7 +101,7 @@ fn streams(input: &mut Input) {
             }
             Some(2) => world.touch(any_page(input)),
             Some(3) => (0..input.below(4)).for_each(|_| world.bring()),
-            // It fails, or there is no frame for it.
+            // The window fails, or there is no frame for it.
             Some(4) if !world.asked.is_empty() => {
                 world.asked.remove(input.below(world.asked.len()));
             }
@@ -138,7 +140,8 @@ impl World {
         }
     }
 
-    /// Brings the oldest window in: its first page parked, and the range's last, the others mapped.
+    /// Brings the oldest window in. The window's first page is parked, and so is the last page of the range.
+    /// The pages between are mapped.
     fn bring(&mut self) {
         if self.asked.is_empty() {
             return;

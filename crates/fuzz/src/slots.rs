@@ -1,4 +1,4 @@
-//! Slots of an area that two processes share, by every policy, against a set for each process.
+//! The slots of an area that two processes share, under each policy, against a set for each process.
 
 use crate::{Input, Memory};
 use farpage_core::areas::slots::probe::Unwatched;
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const CLUSTERS: u32 = 4;
-/// The last one is short.
+/// Slots in the area. The last cluster is short.
 const TOTAL: u32 = (CLUSTERS - 1) * CLUSTER_SLOTS + 100;
 
 struct Process<'m> {
@@ -20,13 +20,13 @@ struct Process<'m> {
     discarding: Vec<Run>,
 }
 
-/// Takes, frees and discards.
+/// Takes, frees and discards slots.
 pub fn run(input: &mut Input) {
     let off = input.byte();
     let policy = SlotPolicy::ALL[input.below(SlotPolicy::ALL.len())];
     let cpus = 1 + input.below(3);
     let discards = input.byte() < 128;
-    // Of each cluster a few slots at two places, or nearly all.
+    // In each cluster a few slots at two places are good, or nearly all slots of the area are good.
     let few = input.below(6) as u32;
     let is_bad = |slot: &u32| match few {
         0 => [3, 700, 701].contains(slot),
@@ -43,7 +43,7 @@ pub fn run(input: &mut Input) {
         Process { number: *number, slots, used: BTreeSet::new(), discarding: Vec::new() }
     });
     while !input.is_over() {
-        // Taking is never switched off.
+        // Taking slots is never switched off.
         let kind = input.kind(6, off & !1);
         let who = input.below(2);
         let cpu = input.below(4);

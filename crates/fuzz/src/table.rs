@@ -1,4 +1,4 @@
-//! The page table with its words, and the list of ranges, each against an array.
+//! The page table and the list of ranges, each against an array.
 
 use crate::{Input, Memory};
 use farpage_core::reclaim::recency::{Epoch, Heat};
@@ -10,7 +10,7 @@ use farpage_core::zswap::pool::ObjectHandle;
 
 const LEAF: u64 = LEAF_PAGES as u64;
 const CHUNK: u64 = CHUNK_PAGES as u64;
-/// Both sides of every seam.
+/// Pages at both sides of every seam.
 const PAGES: [u64; 12] = [
     0,
     1,
@@ -50,7 +50,7 @@ fn any_state(input: &mut Input) -> State {
     }
 }
 
-/// A page's word, as the model has it.
+/// The model's state of a page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Plain {
     state: State,
@@ -68,7 +68,7 @@ impl Plain {
     };
 }
 
-/// What an entry in this state has room for of what is to be remembered.
+/// Returns the part of `past` that an entry in this state has space for.
 fn remembered(state: State, past: Past) -> Past {
     Past {
         went: if state.is_evicted() { past.went } else { Epoch(0) },
@@ -88,8 +88,8 @@ pub fn run(input: &mut Input) {
     table.attach(PageIndex(LEAF), &leaves[1]);
     assert!(table.get(PageIndex(2 * LEAF)).is_none());
     let mut model = [Plain::ABSENT; PAGES.len()];
-    // What somebody has seen of a page, perhaps long ago. A page gets its place when it is first looked for below: others of its
-    // chunk are in use by then, or not.
+    // The last word seen of each page, perhaps long ago. A page gets its place when it is first looked up
+    // below. At that moment other pages of its chunk may or may not be in use.
     let blank = region.carve::<Entry>(1)[0].load();
     let mut seen: [(Word, Plain); PAGES.len()] = [(blank, Plain::ABSENT); PAGES.len()];
     while !input.is_over() {
@@ -165,11 +165,11 @@ fn walks_like(table: &Table, model: &[Plain; PAGES.len()], [one, other]: [usize;
     assert!(of(|state| state != State::Absent).eq(visited));
 }
 
-/// Pages that ranges are made of.
+/// Pages that ranges consist of.
 const RANGE_PAGES: usize = 64;
 const FLAGS: [Flags; 4] = [Flags::NONE, Flags::REGISTERED, Flags::LOCKED, Flags::HELD];
 
-/// Inserts, removes and updates, with room for few ranges.
+/// Inserts, removes and updates ranges, with capacity for few ranges.
 pub fn run_ranges(input: &mut Input) {
     let off = input.byte();
     let capacity = 1 + input.below(24);
@@ -202,7 +202,7 @@ pub fn run_ranges(input: &mut Input) {
         ranges.check();
         match (changed, kind) {
             (Ok(()), _) => model = after,
-            // Several ranges change one after the other: some may have been.
+            // Several ranges change one after another, so some of them may have changed.
             (Err(TooMany), Some(2)) => return,
             (Err(TooMany), _) => {}
         }

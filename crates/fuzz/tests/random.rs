@@ -1,14 +1,15 @@
-//! Every target for a moment, on bytes from fixed seeds. `make fuzz` looks further.
+//! Runs each target for a moment on bytes from fixed seeds. `make fuzz` searches further.
 
 use farpage_fuzz::{Input, TARGETS};
 use std::time::{Duration, Instant};
 
-/// Inputs for each target; a slow machine may stop earlier, but not before this many.
+/// Inputs for each target before the time may end the run, at least. `INPUTS` is the most.
 const INPUTS_MIN: u64 = 50;
 const INPUTS: u64 = 3_000;
 const TIME: Duration = Duration::from_millis(700);
 
-/// xorshift64*: bytes of this seed. Lengths are mostly short; low bits are as good as any.
+/// Returns the bytes of this seed, by xorshift64*. Most lengths are short. The generator's low bits are as
+/// good as any.
 fn bytes(seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -19,12 +20,12 @@ fn bytes(seed: u64) -> Vec<u8> {
     };
     let length = 1_usize << (next() >> 60);
     let length = length.min(4096) + (next() >> 32) as usize % 64;
-    // Half of them have every operation switched on.
+    // Half of the inputs have every operation switched on.
     let first = if seed.is_multiple_of(2) { 0 } else { (next() >> 40) as u8 };
     std::iter::once(first).chain((0..length).map(|_| (next() >> 40) as u8)).collect()
 }
 
-/// Names the input that it was dropped on by a panic.
+/// Prints the input during which a target panicked.
 struct Running(&'static str, u64);
 
 impl Drop for Running {

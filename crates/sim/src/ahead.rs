@@ -1,6 +1,6 @@
-//! Readahead under way: the same plans that the live engine carries out, a page at a time, with everything else
-//! in between. A plan waits for its turn; its pages are locked together and come in one by one, from the pool or
-//! from devices that are slow, fail and lie. Nothing of that may be seen by the program.
+//! Readahead under way: the plans of the live engine, carried out a page at a time, with other operations in
+//! between. A plan waits for its turn. The plan's pages are locked together and come in one by one, from the
+//! pool or from devices that are slow, fail and lie. The program must not see any of this.
 
 use crate::ops::{Next, Op};
 use crate::program::NotThere;
@@ -16,38 +16,38 @@ use farpage_io::Op as Direction;
 /// Pages that are locked together, at most.
 const BATCH_MAX: u64 = 20;
 
-/// A page on its way.
+/// A page that is being brought in.
 struct Page {
     ticket: Ticket,
     bytes: Box<PageBytes>,
     place: Place,
 }
 
-/// Where a page is on its way.
+/// The progress of a page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Its bytes are not here yet.
+    /// The page's bytes are still in the pool, in a frame or on a device.
     Away,
-    /// Its device has been asked.
+    /// The device has been asked. The value is the request's token.
     Asked(u64),
-    /// The device has answered, and what that is worth isn't known yet.
+    /// The device has answered, but the bytes aren't checked yet.
     Read,
-    /// Its bytes are here.
+    /// The page's bytes are loaded.
     Here,
-    /// It is in the program's memory.
+    /// The page is in the program's memory.
     Mapped,
 }
 
-/// A plan that is carried out.
+/// A plan that is being carried out.
 pub(crate) struct AheadOp {
     opening: Opening,
     pages: Vec<Page>,
-    /// Whether it is inside the map lock.
+    /// Whether the operation is inside the map lock.
     inside: bool,
 }
 
 impl AheadOp {
-    /// The requests it waits for.
+    /// Calls `visit` with the token of each request that the operation waits for.
     pub(crate) fn for_each_token(&self, mut visit: impl FnMut(u64)) {
         for page in &self.pages {
             if let Place::Asked(token) = page.place {
@@ -56,12 +56,12 @@ impl AheadOp {
         }
     }
 
-    /// Pages that may soon be resident by it.
+    /// Returns the number of pages that the operation may soon make resident.
     pub(crate) const fn pages_in_flight(&self) -> u64 {
         self.pages.len() as u64
     }
 
-    /// Adds the frames it holds; returns how many of them have memory.
+    /// Adds the frames that the operation holds. Returns how many of them have memory.
     pub(crate) fn holds(&self, frames: &mut Vec<FrameIndex>) -> i64 {
         let tickets = self.pages.iter().map(|page| &page.ticket);
         // A parked page's frame counts as the page's.
@@ -76,7 +76,7 @@ impl AheadOp {
 }
 
 impl Space {
-    /// A fault may lead to a plan.
+    /// Starts the plan that a fault leads to, if there is one.
     pub(crate) fn plan_ahead(&self, world: &World, step: &mut Step) {
         let (Step::Zero(ticket) | Step::Install(ticket) | Step::Load(ticket) | Step::Read(ticket)) = step
         else {
@@ -88,7 +88,7 @@ impl Space {
         }
     }
 
-    /// The same for a fault whose page is on its way.
+    /// Starts the plan of a fault whose page is already on its way, if there is one.
     pub(crate) fn plan_joined(&self, world: &World, page: PageIndex) {
         if let Some(plan) = self.pager.plan_joined(page) {
             world.saw("plan of who waits");
@@ -106,7 +106,7 @@ impl Space {
             Plan::Rest(_) => "plan Rest",
         });
         if world.is_ending() || world.random.percent(5) {
-            // The queue was full.
+            // The plan is dropped as if the queue were full.
             return world.saw("ahead dropped");
         }
         let op = AheadOp { opening: Opening::new(plan), pages: Vec::new(), inside: false };
@@ -115,14 +115,14 @@ impl Space {
 
     pub(crate) fn step_ahead(&self, world: &World, mut ahead: Box<AheadOp>) -> Next {
         if ahead.pages.is_empty() {
-            // What nobody has asked for isn't brought in over the limit.
+            // Pages that no thread has asked for aren't brought in over the limit.
             if self.pager.resident() > world.profile.limit_pages && !world.is_ending() {
                 world.saw("ahead dropped");
                 return Next::Done;
             }
             return self.begin_batch(world, ahead);
         }
-        // While devices are waited for, it isn't inside the map lock.
+        // An operation that waits for devices isn't inside the map lock.
         if !ahead.inside {
             let is_read = |page: &Page| matches!(page.place, Place::Asked(token) if world.is_finished(token));
             let asked = |page: &Page| matches!(page.place, Place::Asked(_));
@@ -156,7 +156,7 @@ impl Space {
         if !self.enter() {
             return Next::Wait(Op::Ahead(ahead));
         }
-        // A plan that finds no room is broken off in the same way.
+        // At the end no page is locked. The plan is closed, like a plan that finds no room.
         let most = if world.is_ending() { 0 } else { world.random.within(1, BATCH_MAX) as usize };
         while ahead.pages.len() < most
             && let Some(ticket) = self.pager.lock_ahead(&mut ahead.opening)
@@ -172,8 +172,8 @@ impl Space {
         Next::Go(Op::Ahead(ahead))
     }
 
-    /// Asks the devices for all that is left, through frames of the tickets or memory of our own. False if they
-    /// take no more at the moment.
+    /// Asks the devices for all pages that are left. The bytes are read into the operation's own memory.
+    /// False if the devices accept no more requests now.
     fn ask_ahead(&self, world: &World, ahead: &mut AheadOp) -> bool {
         for page in &mut ahead.pages {
             let slot = page.ticket.slot().expect("a slot to read");
@@ -200,14 +200,15 @@ impl Space {
                 world.saw("ahead read error");
                 world
                     .note(|| format!("{} {:?} was not read ahead: {error}", self.number, page.ticket.page()));
-                // A mark that no check of the bytes can mistake for a page.
+                // A pattern that is never a valid page, so each check of the bytes fails.
                 page.bytes.0.fill(0x5a);
                 Place::Read
             }
         };
     }
 
-    /// Whether what was read is the page; then it is unpacked. From there, or from a copy as another page of the slot would have.
+    /// Returns whether the bytes read are the page, and unpacks a packed page. The page is unpacked in place,
+    /// or from a copy of the slot as for another page of the slot.
     fn is_whole(&self, world: &World, page: &mut Page) -> bool {
         let Page { ticket, bytes, .. } = page;
         let unpacked = self.with_scratch(|scratch| {
@@ -225,7 +226,7 @@ impl Space {
         unpacked.is_ok() && self.pager.check_ahead(ticket, &bytes.0).is_ok()
     }
 
-    /// Takes one page a step further; none once it has arrived or was given up.
+    /// Takes one page a step further. Returns `None` once the page has arrived or was given up.
     fn land_ahead(&self, world: &World, opening: &mut Opening, mut page: Page) -> Option<Page> {
         match page.place {
             Place::Away => {
@@ -245,7 +246,7 @@ impl Space {
                     page.place = Place::Here;
                     return Some(page);
                 }
-                // As in `read_finished`.
+                // A refused pack stays as it was read, as in `read_finished`.
                 assert!(
                     page.ticket.is_packed()
                         || page.bytes.0 != *self.program.borrow().truth(page.ticket.page()),

@@ -1,19 +1,20 @@
-//! Bugs on purpose in what a driver does, beside those of the core (`farpage_core::planted`): each was one of a live driver's.
-//! Only with the feature `planted` can one strike.
+//! Bugs that tests plant in the driver's part. Bugs of the core are in `farpage_core::planted`. Each bug here
+//! was once in a live driver. A bug can strike only with the feature `planted`.
 
-/// A bug of a driver's that can be planted.
+/// A bug of the driver that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum DriverBug {
-    /// A page that was copied is dropped although somebody has pinned it: later writes of a device are lost.
+    /// Drops a page that was copied, although a device has it pinned. The device's later writes are lost.
     DropPinned = 1,
-    /// A page that was copied is dropped although it was written meanwhile.
+    /// Drops a page that was copied, although the program wrote to it meanwhile.
     DropWritten = 2,
-    /// What the kernel refuses to move, because it is pinned, is copied out.
+    /// Copies a page out that the kernel refuses to move because the page is pinned.
     CopyRefused = 3,
-    /// A handler leaves it to the keeper to make memory, and brings its page in over the limit.
+    /// A handler leaves reclaim to the keeper, and brings its page in although memory is over the limit.
     NoDirectReclaim = 4,
-    /// A handler that had no CPU for long says that nothing can be evicted: it looked at the clock only.
+    /// A handler that had no CPU for a long time reports that nothing can be evicted. The handler looks only
+    /// at the clock.
     GiveUpByClock = 5,
 }
 
@@ -24,7 +25,7 @@ mod planted {
 
     static PLANTED: AtomicU32 = AtomicU32::new(0);
 
-    /// Plants a bug of a driver's, or takes it away.
+    /// Plants a bug in the driver; `None` removes the planted bug.
     pub fn plant_in_driver(bug: Option<DriverBug>) {
         PLANTED.store(bug.map_or(0, |bug| bug as u32), Ordering::Relaxed);
     }

@@ -1,5 +1,6 @@
-//! The program changes its mappings: alone inside the map lock, once nothing in the range is on its way;
-//! first in the kernel, then in the pager's books. Between the two the program's threads go on.
+//! The program changes a mapping. The change has the map lock alone, and nothing in its range is in flight.
+//! The change happens first in the kernel, then in the pager's tables. Between the two the program's threads
+//! go on.
 
 use crate::ops::{Next, Op};
 use crate::space::Space;
@@ -10,7 +11,7 @@ use farpage_core::table::ranges::{Flags, Range};
 use farpage_core::units::{PageIndex, PageRange};
 use std::sync::atomic::Ordering;
 
-/// What changes.
+/// A change of mappings.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     /// madvise(MADV_DONTNEED).
@@ -19,7 +20,7 @@ enum Change {
     Unmap(PageRange),
     /// mmap with MAP_FIXED.
     Map(PageRange),
-    /// A mapping comes under our care, with the pages it has.
+    /// Registers a mapping, with the pages that it already has.
     Register(PageRange),
     /// mremap with MREMAP_FIXED.
     Remap(PageRange, PageIndex),
@@ -29,11 +30,11 @@ enum Change {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ChangePhase {
-    /// It waits for the map lock.
+    /// The change waits for the map lock.
     Want,
-    /// It waits until something that was on its way has arrived.
+    /// The change waits until an operation that was in flight settles.
     Unsettled(u32),
-    /// The kernel has done its part, the map lock is held.
+    /// The kernel has changed the mapping, and the change still holds the map lock.
     Tell,
 }
 
@@ -43,7 +44,7 @@ pub(crate) struct ChangeOp {
 }
 
 impl Change {
-    /// All pages that it is about.
+    /// Returns all pages that the change affects. The second range is empty except for `Remap`.
     fn ranges(&self) -> [PageRange; 2] {
         let none = PageRange::of(PageIndex(0), 0);
         match *self {
@@ -69,7 +70,7 @@ impl Change {
 }
 
 impl Space {
-    /// The program decides to change something.
+    /// Starts a change drawn at random. False if the drawn change isn't possible now.
     pub(crate) fn begin_change(&self, world: &World) -> bool {
         let Some(change) = self.draw_change(world) else { return false };
         self.ops.borrow_mut().push(Op::Change(ChangeOp { change, phase: ChangePhase::Want }));
@@ -83,7 +84,7 @@ impl Space {
         let length = random.within(1, (all.count() / random.pick(&[2, 8, 16, 32])).max(1));
         let start = all.start.plus(random.below(all.count() - length + 1));
         let range = PageRange::of(start, length);
-        // The part from the range's start on that is as wanted.
+        // Returns the longest run of pages at the start of `range` that satisfy `wanted`.
         let part = |wanted: &dyn Fn(PageIndex) -> bool| {
             let length = range.iter().take_while(|&page| wanted(page)).count();
             PageRange::of(start, length as u64)
@@ -113,7 +114,7 @@ impl Space {
         let ChangeOp { change, phase } = op;
         let with = |phase| Op::Change(ChangeOp { change, phase });
         match phase {
-            // Ordering: Relaxed; there is one thread.
+            // Ordering: Relaxed; the simulator has one thread.
             ChangePhase::Unsettled(seen) if self.pager.settled_word().load(Ordering::Relaxed) == seen => {
                 Next::Wait(with(phase))
             }

@@ -1,9 +1,10 @@
-//! A swap area's device, shared by all processes of a run: memory behind the decorators of `farpage-io`.
+//! A swap area's device: memory behind the decorators of `farpage-io`. All processes of a run share it.
 //!
-//! The layers, from the outside: requests are counted; news of them is late, in simulated time; they fail or
-//! lie as planned; they are carried out in some order, until the device is lost.
+//! The layers, from the outside in: `Counting` counts requests. `Slow` delays completions in simulated time.
+//! `Faulty` makes requests fail or lie as planned. `Crash` carries requests out in some order, until the
+//! device is lost.
 
-// UNSAFETY: requests carry addresses, and the device borrows memory that it owns itself.
+// UNSAFETY: requests carry addresses, and the device borrows memory that the device itself owns.
 
 use crate::profile::AreaProfile;
 use farpage_core::areas::Place;
@@ -16,16 +17,16 @@ use std::sync::atomic::AtomicU32;
 
 type Stack = Counting<Slow<Faulty<Crash<Mem<'static>>>>>;
 
-/// One area's device, and what processes share about the area.
+/// The device of one area, and the data about the area that processes share.
 pub(crate) struct Device {
     stack: RefCell<Option<Box<Stack>>>,
     memory: *mut [u8],
-    /// Who has which cluster.
+    /// The owner of each cluster.
     pub holders: Vec<AtomicU32>,
     pub bad: Vec<u32>,
     pub slots: u32,
     pub priority: i32,
-    /// Whether it is told of clusters that became empty.
+    /// Whether the device is told of clusters that became empty.
     pub discards: bool,
 }
 
@@ -33,7 +34,8 @@ impl Device {
     pub(crate) fn new(profile: &AreaProfile) -> Device {
         let memory = vec![0; profile.device_pages as usize * PAGE_BYTES].into_boxed_slice();
         let memory = Box::into_raw(memory);
-        // SAFETY: just allocated, reached through this reference only, and freed in `drop`, after the stack.
+        // SAFETY: the memory was just allocated and is reached only through this reference. `drop` frees the
+        // memory after the stack.
         let mem = Mem::new(unsafe { &mut *memory });
         let faulty = Faulty::new(Crash::new(mem, profile.crash), profile.faults);
         let stack = Counting::new(Slow::new(faulty, profile.slow));
@@ -48,13 +50,15 @@ impl Device {
         }
     }
 
-    /// Its place in the order: below 0 it has no priority of its own.
+    /// Returns the device's place in the area order. A priority below 0 means that the device has no priority
+    /// of its own.
     pub(crate) fn place(&self) -> Place {
         let place = Place::default().at(NodeId((self.slots % 2) as u8), |_| None);
         if self.priority < 0 { place } else { place.with_priority(self.priority) }
     }
 
-    /// Where its slots lie: two of three are in pieces, each of which lies before the one before it.
+    /// Returns the extents of the device's slots. Two of three devices are fragmented; each extent lies
+    /// before the previous one on the device.
     pub(crate) fn extents(&self) -> Vec<Extent> {
         if self.slots.is_multiple_of(3) {
             return Vec::new();
@@ -72,7 +76,8 @@ impl Device {
         act(self.stack.borrow_mut().as_mut().expect("a device that isn't dropped"))
     }
 
-    /// Reads or writes neighbouring slots. The frames are left alone until the completion is back.
+    /// Starts to read or write neighbouring slots. The caller must not touch the frames until the completion
+    /// arrives.
     pub(crate) fn submit(
         &self,
         op: Op,
@@ -90,12 +95,12 @@ impl Device {
             "{op:?} of {first}..{end} crosses extents"
         );
         let request = Request { op, offset: slot.byte_offset(), segments: &segments, token };
-        // SAFETY: the frames belong to an operation that keeps them until the completion is back; a process
-        // that dies keeps its memory until all its requests are.
+        // SAFETY: the frames belong to an operation that keeps them until the completion arrives. A process
+        // that dies keeps its memory until all its requests are complete.
         self.with(|stack| unsafe { stack.submit(&request) })
     }
 
-    /// Lets time pass, and collects what has finished.
+    /// Advances the device's time by `ticks`, and passes each completion to `finished`.
     pub(crate) fn pass(&self, ticks: u64, mut finished: impl FnMut(Completion)) {
         let mut out = [Completion::EMPTY; 16];
         let count = self.with(|stack| {
@@ -105,13 +110,13 @@ impl Device {
         out[..count].iter().for_each(|completion| finished(*completion));
     }
 
-    /// What it has done wrong so far.
+    /// Returns the counts of faults that the device has injected.
     pub(crate) fn faults(&self) -> FaultCounts {
         self.with(|stack| *stack.inner().inner().counts())
     }
 
-    /// How many pages can have been damaged by lies: a lost write leaves up to 64 old pages; a misdirected one
-    /// also overwrites as many.
+    /// Returns the largest number of pages that lies can have damaged. A lost write leaves up to 64 old
+    /// pages. A misdirected write also overwrites up to 64 pages elsewhere.
     pub(crate) fn pages_lied_about_max(&self) -> u64 {
         let faults = self.faults();
         faults.flips + faults.lost_writes * 64 + faults.misdirections * 128
@@ -121,7 +126,8 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         self.stack.borrow_mut().take();
-        // SAFETY: from `Box::into_raw` in `new`; the stack, which borrowed it, is gone.
+        // SAFETY: the pointer comes from `Box::into_raw` in `new`. The stack that borrowed the memory is
+        // gone.
         drop(unsafe { Box::from_raw(self.memory) });
     }
 }

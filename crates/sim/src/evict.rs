@@ -1,5 +1,5 @@
-//! Evictions under way: victims are chosen, then moved or copied out a run at a time, then parked. The pages that devices have
-//! pinned are here too, since an eviction must leave them.
+//! Evictions under way. Victims are chosen, then moved or copied out run by run, then parked. An eviction
+//! must leave pages that devices have pinned, so the devices' use of pins is here too.
 
 use crate::bugs::{DriverBug, strikes};
 use crate::ops::{Next, Op};
@@ -11,25 +11,25 @@ use farpage_core::pager::{Batch, Taken};
 use farpage_core::reclaim::recency::Lone;
 use farpage_core::units::FrameIndex;
 
-/// Whether there is something to evict.
+/// A batch of victims, if there is one.
 pub(crate) enum Victims {
     Some(Box<EvictOp>),
     None,
-    /// A change has the map lock, or wants it.
+    /// A change has the map lock or waits for it.
     NotNow,
 }
 
 pub(crate) struct EvictOp {
     batch: Batch,
-    /// Victims before it have been dealt with.
+    /// Victims before this index are done.
     at: usize,
     phase: EvictPhase,
-    /// Pages that it has taken.
+    /// Pages that the eviction has taken.
     pub(crate) taken: usize,
 }
 
-/// How far an eviction is. Only `Free`, `Copy` and `Drop` of `Install::Copy` can be interrupted: the kernel moves a page by one
-/// call.
+/// The progress of an eviction. With `Install::Copy`, other operations can run between `Free`, `Copy` and
+/// `Drop`. The kernel moves a page in one call, so a move isn't interrupted.
 #[derive(Clone, Copy)]
 enum EvictPhase {
     /// The batch is to be write-protected.
@@ -38,14 +38,14 @@ enum EvictPhase {
     Move,
     /// The next run of pages is made clean.
     Free,
-    /// The run up to here is copied.
+    /// The run up to this index is copied.
     Copy(usize),
-    /// Of that run, what is still clean is dropped.
+    /// The pages of the run that are still clean are dropped.
     Drop(usize),
 }
 
 impl EvictOp {
-    /// Adds the frames it holds; returns how many of them have memory.
+    /// Adds the frames that the eviction holds. Returns how many of them have memory.
     pub(crate) fn holds(&mut self, frames: &mut Vec<FrameIndex>) -> i64 {
         let mut backed = 0;
         for victim in self.batch.victims() {
@@ -57,14 +57,14 @@ impl EvictOp {
 }
 
 impl Space {
-    /// Starts an eviction.
+    /// Starts an eviction. False if there is no victim or the map lock isn't free.
     pub(crate) fn begin_evict(&self, world: &World) -> bool {
         let Victims::Some(evict) = self.batch_to_evict(world) else { return false };
         self.ops.borrow_mut().push(Op::Evict(evict));
         true
     }
 
-    /// Chooses victims, inside the map lock from then on.
+    /// Chooses victims. The eviction stays inside the map lock from then on.
     pub(crate) fn batch_to_evict(&self, world: &World) -> Victims {
         if !self.enter() {
             return Victims::NotNow;
@@ -74,7 +74,7 @@ impl Space {
             self.pager.lone_victims_are(world.random.pick(&[Lone::Cheap, Lone::Dear]));
         }
         self.pager.begin_evict(&mut batch, world.profile.batch_max);
-        // What a system call of the program's would hold.
+        // Some victims count as used by a system call of the program.
         if world.random.percent(10) {
             let held = u128::from(world.random.next()) << 64 | u128::from(world.random.next());
             self.pager.spare(&mut batch, held);
@@ -148,7 +148,8 @@ impl Space {
         }
     }
 
-    /// What the kernel answers before anything was done with a page; and its frame is as the eviction needs it.
+    /// Returns the kernel's answer for a page that is about to be taken, and gives its frame the wanted
+    /// backing.
     fn look(&self, world: &World, batch: &mut Batch, at: usize, wanted: Backing) -> Taken {
         let (mut frames, mut program) = (self.frames.borrow_mut(), self.program.borrow_mut());
         let victim = &mut batch.victims()[at];
@@ -161,20 +162,21 @@ impl Space {
             victim.backing = wanted;
         }
         if world.random.percent(world.profile.gone_percent) {
-            // The program had said MADV_FREE here, and the kernel has made use of it.
+            // The program has called MADV_FREE on this page, and the kernel has dropped the page.
             program.drop_page(victim.page);
         }
         if !program.page(victim.page).present {
             Taken::Gone
         } else if world.random.percent(world.profile.busy_percent) {
-            // A page that was write-protected for the copy stays so: a needless protection only costs a fault.
+            // A page that was write-protected for the copy stays so. A needless protection only costs a
+            // fault.
             Taken::Busy
         } else {
             Taken::Yes
         }
     }
 
-    /// Moves one page out, if the kernel lets us. The kernel moves no page that somebody has pinned.
+    /// Moves one page out if the kernel allows it. The kernel moves no pinned page.
     fn move_out(&self, world: &World, batch: &mut Batch, at: usize) {
         let taken = self.look(world, batch, at, Backing::Hole);
         let (mut frames, mut program) = (self.frames.borrow_mut(), self.program.borrow_mut());
@@ -206,8 +208,8 @@ impl Space {
         }
     }
 
-    /// The kernel drops one page that was copied, unless somebody has written to it or refers to it. What is left counts as
-    /// written, and may be written.
+    /// Drops one copied page, unless it was written or is pinned. A page that stays counts as written and
+    /// becomes writable.
     fn drop_copied(&self, world: &World, batch: &mut Batch, at: usize) {
         let mut program = self.program.borrow_mut();
         let victim = &mut batch.victims()[at];
@@ -225,7 +227,8 @@ impl Space {
         }
     }
 
-    /// A device or a peer goes on with what it does to a page that it has pinned. False if there is none.
+    /// Lets a device or a peer use one of its pins: it writes to the page or gives the pin up. False if no
+    /// page is pinned.
     pub(crate) fn use_pin(&self, world: &World) -> bool {
         let mut program = self.program.borrow_mut();
         let pins = program.pins();

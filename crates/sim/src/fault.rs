@@ -1,5 +1,5 @@
-//! Faults under way: a handler takes a message, makes memory where too much is resident, asks the pager, and brings the page in
-//! from the pool or an area.
+//! Faults under way. A handler takes a message and reclaims memory if too much is resident. Then the handler
+//! asks the pager, and brings the page in from the pool or an area.
 
 use crate::bugs::{DriverBug, strikes};
 use crate::evict::{EvictOp, Victims};
@@ -14,7 +14,7 @@ use farpage_core::stats::Counter;
 use farpage_core::units::{PageIndex, SlotIndex};
 use farpage_io::{IoError, Op as Direction};
 
-/// A thread faulted and nobody has looked at it yet.
+/// A fault that no handler has taken yet.
 #[derive(Clone, Copy)]
 pub(crate) struct Message {
     pub thread: usize,
@@ -22,10 +22,10 @@ pub(crate) struct Message {
     pub access: Access,
 }
 
-/// What became of a handler's turn at making memory.
+/// The result of a handler's turn at direct reclaim.
 enum Reclaimed {
     GoesOn(Reclaim),
-    /// It has to wait.
+    /// The handler has to wait.
     Waits(Reclaim),
     Over,
 }
@@ -37,7 +37,7 @@ pub(crate) struct FaultOp {
 }
 
 pub(crate) enum FaultPhase {
-    /// Memory is over the limit: the handler evicts first.
+    /// Memory is over the limit, and the handler evicts first.
     Reclaim(Reclaim),
     Ask,
     BackToLoad(Ticket),
@@ -53,12 +53,12 @@ pub(crate) enum FaultPhase {
     Fail(Ticket, SlotIndex),
 }
 
-/// What a handler does before it brings a page in.
+/// The direct reclaim of a handler before it brings a page in.
 #[derive(Default)]
 pub(crate) struct Reclaim {
-    /// Its own eviction, under way.
+    /// The handler's eviction under way.
     pub(crate) evict: Option<Box<EvictOp>>,
-    /// Pages that the last one took.
+    /// Pages that the handler's last eviction took.
     taken: Option<usize>,
     /// Evictions in a row that took nothing.
     in_vain: u32,
@@ -68,7 +68,7 @@ pub(crate) struct Reclaim {
 /// Pages that are mapped along with a first touch, at most.
 pub(crate) const NEIGHBOURS_MAX: u64 = 3;
 
-/// Evictions in a row that take nothing, after which a handler brings its page in all the same.
+/// Evictions in a row that take nothing before a handler gives up and brings its page in anyway.
 const IN_VAIN_MAX: u32 = 8;
 
 /// Ticks after which a handler with [`DriverBug::GiveUpByClock`] gives up.
@@ -93,7 +93,7 @@ impl FaultPhase {
 }
 
 impl Space {
-    /// A handler takes the oldest message, or sometimes another one.
+    /// Lets a handler take the oldest message, or sometimes another one.
     pub(crate) fn handle_message(&self, world: &World) -> bool {
         let busy = self.ops.borrow().iter().filter(|op| op.is_fault()).count();
         let mut messages = self.messages.borrow_mut();
@@ -154,7 +154,7 @@ impl Space {
             }
             FaultPhase::Install(ticket) => self.install(world, ticket),
             FaultPhase::Unprotect(ticket) => {
-                // Whatever is there now: the kernel may have dropped it, and lifting is harmless then.
+                // The kernel may have dropped the page meanwhile. Lifting the protection is harmless then.
                 self.program.borrow_mut().page_mut(page).protected = false;
                 let left = Backing::Hole;
                 Next::Go(op(FaultPhase::Settle(ticket, left)))
@@ -168,7 +168,7 @@ impl Space {
         }
     }
 
-    /// Goes one call further with what a handler does while memory is over the limit.
+    /// Goes one call further with a handler's direct reclaim.
     fn reclaim_direct(&self, world: &World, mut reclaim: Reclaim) -> Reclaimed {
         if let Some(mut evict) = reclaim.evict.take() {
             if self.goes_on(world, &mut evict) {
@@ -259,12 +259,12 @@ impl Space {
         }
     }
 
-    /// First touches come in runs: some of the pages behind are mapped along with this one.
+    /// Starts to map some of the pages behind a first touch, because first touches come in runs.
     fn zero_neighbours(&self, world: &World, page: PageIndex) {
         let end = self.pager.registered_end(page).0.min(page.0 + world.random.below(NEIGHBOURS_MAX + 1));
         for page in (page.0 + 1..end).map(PageIndex) {
             let Some(ticket) = self.pager.lock_absent(page) else { break };
-            // Each is an operation of its own, inside the map lock like any other.
+            // Each neighbour is an operation of its own, inside the map lock like any other.
             assert!(self.enter_again());
             let phase = FaultPhase::Zero(ticket);
             self.ops.borrow_mut().push(Op::Fault(FaultOp { page, access: Access::Read, phase }));
@@ -277,7 +277,7 @@ impl Space {
         ticket
     }
 
-    /// A read is over: were these the bytes? If not, the device must have failed or lied.
+    /// Checks the bytes of a finished read. If they are wrong, the device must have failed or lied.
     fn read_finished(&self, world: &World, ticket: Ticket, result: Result<(), IoError>) -> FaultPhase {
         let slot = ticket.slot().expect("a slot");
         match result {
@@ -296,7 +296,8 @@ impl Space {
             Ok(()) => FaultPhase::Install(ticket),
             Err(slot) => {
                 let (page, frame) = (ticket.page(), ticket.frame().expect("a frame"));
-                // A pack that is refused stays in the frame as it was read: a misdirected write can have put the whole page there.
+                // A refused pack stays in the frame as it was read. After a misdirected write, the frame can
+                // hold the whole page.
                 assert!(
                     ticket.is_packed()
                         || self.frames.borrow().read(frame) != self.program.borrow().truth(page),
@@ -310,7 +311,8 @@ impl Space {
 
     fn install(&self, world: &World, ticket: Ticket) -> Next {
         let (page, frame) = (ticket.page(), ticket.frame().expect("a frame to install"));
-        // What can't be moved, because the mapping isn't writable, is copied.
+        // The kernel can't move a page into a mapping that isn't writable, and pages there are copied. A few
+        // pages are copied at random to cover this case.
         let copy = self.pager.config.install == Install::Copy || world.random.percent(10);
         let left = if copy { Backing::Memory } else { Backing::Hole };
         let result = if world.refuses() {
@@ -324,7 +326,8 @@ impl Space {
         self.installed(world, ticket, result, left)
     }
 
-    /// The kernel has installed a page, and perhaps woken its threads, or refused.
+    /// Handles the kernel's answer to an install. If the kernel installed the page, it may have woken the
+    /// page's threads; if it refused, the ticket is given back.
     fn installed(&self, world: &World, ticket: Ticket, result: Result<(), NotThere>, left: Backing) -> Next {
         let page = ticket.page();
         if result.is_err() {
@@ -340,7 +343,7 @@ impl Space {
         Next::Go(Op::Fault(FaultOp { page, access: Access::Read, phase: FaultPhase::Settle(ticket, left) }))
     }
 
-    /// Starts to put the oldest parked page back into the program.
+    /// Starts to put the oldest parked page back into the program. False if there is none.
     pub(crate) fn put_back(&self, world: &World) -> bool {
         if !self.enter() {
             return false;
@@ -350,7 +353,7 @@ impl Space {
             return false;
         };
         let page = ticket.page();
-        // There is no other place for it, whatever the budget says.
+        // The page has no other place to go, whatever the budget is.
         self.over_for_a_reason.set(true);
         world.note(|| format!("{} puts {page:?} back", self.number));
         let phase = FaultPhase::Install(ticket);
@@ -358,7 +361,7 @@ impl Space {
         true
     }
 
-    /// No frame is free: what a faulting thread does about it.
+    /// Tries to free a frame for a faulting thread.
     pub(crate) fn make_room(&self, world: &World) {
         self.pager.stats().count(Counter::ReclaimDirect);
         self.surplus(world);

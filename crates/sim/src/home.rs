@@ -1,11 +1,11 @@
-//! The memory that a simulated process hands to its pager: tables, frames and pool, zeroed, and freed when
-//! the process is gone.
+//! The memory that a simulated process hands to its pager: zeroed tables, frames and pool. The memory is
+//! freed with the process.
 //!
-//! Frames are also modelled as the kernel has them: one without memory behind it is full of poison, which no
-//! page contains and nobody may disturb.
+//! Frames are modelled as the kernel has them. A frame without memory behind it is filled with poison, which
+//! no page contains and no code may overwrite.
 
-// UNSAFETY: a pager borrows what it is handed for its whole life, and here that memory belongs to the same
-// owner as the pager; so its lifetime can't be written down.
+// UNSAFETY: a pager borrows this memory for its whole life. Here one value owns both the pager and the
+// memory, so the borrow has no lifetime that can be written down.
 
 use farpage_core::cache::Backing;
 use farpage_core::memory::{Region, Zeroed};
@@ -13,14 +13,14 @@ use farpage_core::table::Leaf;
 use farpage_core::units::{FrameIndex, PAGE_BYTES, PageBytes};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-/// Pieces of memory that live until this is dropped.
+/// Pieces of memory that live until the home is dropped.
 #[derive(Default)]
 pub(crate) struct Home {
     pieces: Vec<(*mut u8, Layout)>,
 }
 
 impl Home {
-    /// `bytes` zeroed bytes, page aligned.
+    /// Returns `bytes` zeroed bytes, page aligned.
     pub(crate) fn piece(&mut self, bytes: usize) -> *mut u8 {
         let layout = Layout::from_size_align(bytes.max(1), PAGE_BYTES).expect("a sensible size");
         // SAFETY: the layout's size isn't 0.
@@ -30,20 +30,20 @@ impl Home {
         piece
     }
 
-    /// Zeroed memory for tables. The caller drops what uses it before the home.
+    /// Returns zeroed memory for tables. The caller drops all users of the memory before the home.
     pub(crate) fn region(&mut self, bytes: usize) -> Region<'static> {
         let base = self.piece(bytes);
-        // SAFETY: fresh zeroed memory of that size, ours alone. It doesn't really live for ever, but as long
-        // as `self`, which outlives the pager: `Space` declares it last.
+        // SAFETY: the memory is fresh, zeroed, of this size, and unshared. The memory lives as long as
+        // `self`, not forever. `self` outlives the pager, because `Space` declares it last.
         unsafe { Region::new(base, bytes) }
     }
 
-    /// A table of `count` zeroed values, likewise.
+    /// Returns a table of `count` zeroed values, under the condition of [`Home::region`].
     pub(crate) fn table<T: Zeroed>(&mut self, count: usize) -> &'static mut [T] {
         self.region(Region::bytes_for::<T>(count)).carve(count)
     }
 
-    /// A leaf for the page table.
+    /// Returns a leaf for the page table.
     pub(crate) fn leaf(&mut self) -> &'static Leaf {
         &self.table::<Leaf>(1)[0]
     }
@@ -52,25 +52,26 @@ impl Home {
 impl Drop for Home {
     fn drop(&mut self) {
         for &(piece, layout) in &self.pieces {
-            // SAFETY: allocated in `piece` with this layout and freed once.
+            // SAFETY: `piece` allocated this memory with this layout, and it is freed once.
             unsafe { dealloc(piece, layout) };
         }
     }
 }
 
-/// What is in a frame that has no memory.
+/// The byte that fills a frame without memory.
 const POISON: u8 = 0xdb;
 
 /// The frames, as the kernel sees them.
 pub(crate) struct Frames {
     first: *mut PageBytes,
     backed: Vec<bool>,
-    /// What a page was when it was moved into the frame: a pipe or a device may still read it there.
+    /// The bytes of a page when it was moved into the frame. A pipe or a device may still read them there.
     lent: Vec<Option<Box<[u8; PAGE_BYTES]>>>,
 }
 
 impl Frames {
-    /// `count` frames at `first`, which live as long as `self` is used, all of them with or without memory.
+    /// Wraps `count` frames at `first`, all with or all without memory. The frames must live as long as
+    /// `self` is used.
     pub(crate) fn new(first: *mut PageBytes, count: usize, backing: Backing) -> Frames {
         let mut frames = Frames { first, backed: vec![true; count], lent: vec![None; count] };
         if backing == Backing::Hole {
@@ -82,8 +83,8 @@ impl Frames {
     #[expect(clippy::mut_from_ref, reason = "frames are raw memory; the simulator has one thread")]
     fn bytes(&self, frame: FrameIndex) -> &mut [u8; PAGE_BYTES] {
         assert!(frame.at() < self.backed.len());
-        // SAFETY: in bounds, and alive by the promise in `new`. The references that the core makes to frames
-        // live inside one of its calls, in the same thread, and none of them leads here.
+        // SAFETY: the frame is in bounds, and alive by the promise in `new`. The core's references to frames
+        // live only inside one of its calls, on the same thread, and none of these calls leads here.
         unsafe { &mut (*self.first.add(frame.at())).0 }
     }
 
@@ -95,7 +96,7 @@ impl Frames {
         self.backed.iter().filter(|&&backed| backed).count()
     }
 
-    /// The first touch of a hole: zeros.
+    /// Gives a hole memory, as its first touch does. The frame then holds zeros.
     pub(crate) fn back(&mut self, frame: FrameIndex) {
         assert!(!self.is_backed(frame), "{frame:?} already has memory");
         self.assert_intact(frame);
@@ -103,7 +104,7 @@ impl Frames {
         self.backed[frame.at()] = true;
     }
 
-    /// MADV_DONTNEED, or the page moved out.
+    /// Makes a frame a hole, by MADV_DONTNEED or because the page moved out.
     pub(crate) fn empty(&mut self, frame: FrameIndex) {
         assert!(self.is_backed(frame), "{frame:?} is a hole already");
         self.assert_unchanged(frame);
@@ -112,7 +113,7 @@ impl Frames {
         self.lent[frame.at()] = None;
     }
 
-    /// A page moves into a hole.
+    /// Moves a page into a hole.
     pub(crate) fn fill_hole(&mut self, frame: FrameIndex, bytes: &[u8; PAGE_BYTES]) {
         assert!(!self.is_backed(frame), "a page was moved over {frame:?}, which has memory");
         self.assert_intact(frame);
@@ -121,7 +122,7 @@ impl Frames {
         self.lent[frame.at()] = Some(Box::new(*bytes));
     }
 
-    /// A page is copied into a frame with memory.
+    /// Copies a page into a frame with memory.
     pub(crate) fn copy_in(&mut self, frame: FrameIndex, bytes: &[u8; PAGE_BYTES]) {
         assert!(self.is_backed(frame), "{frame:?} is a hole");
         *self.bytes(frame) = *bytes;
@@ -144,7 +145,7 @@ impl Frames {
         );
     }
 
-    /// Asserts that nobody has written into a hole, or into the memory of a page that was moved here.
+    /// Asserts that no code has written into a hole, or into the memory of a page that was moved here.
     pub(crate) fn check(&self) {
         for frame in (0..self.backed.len() as u32).map(FrameIndex) {
             if self.is_backed(frame) { self.assert_unchanged(frame) } else { self.assert_intact(frame) }

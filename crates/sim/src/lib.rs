@@ -1,19 +1,20 @@
-//! The simulator: the same core that runs in live programs, under simulated time and from one seed.
+//! The simulator: the `core` of live programs under simulated time, driven by one seed.
 //!
-//! [`run`] is a run. Its parts, from the outside in:
+//! [`run`] runs one seed. The parts, from the outside in:
 //!
-//! - `profile`: what a seed is about: sizes, devices, what happens how often. `random`: where it is drawn.
-//! - `world`: the scheduler. One turn after the other, somebody goes one call further; then everything is
-//!   checked.
-//! - `space`: a process: a pager, its program, and what is under way between them (`ops`): `fault`, `evict`,
-//!   `write`, `ahead` (readahead) and `change` (munmap and its kin).
-//! - `program`: the program's memory as the kernel keeps it, and the oracle that knows every byte.
-//!   `content`: what programs write.
-//! - `home`: memory that a process hands to its pager; frames, with poison where a frame is a hole.
-//! - `device`: an area in memory, slow, failing, lying, crashing, from `farpage-io`.
-//! - `coverage`: what was seen. `bugs`: bugs on purpose in what a driver does.
+//! - `profile`: sizes, devices and rates that a seed decides at the start. `random`: the numbers drawn from
+//!   the seed.
+//! - `world`: the scheduler. In each turn one space goes one call further; then everything is checked.
+//! - `space`: a process, with a pager, a program, and operations under way between the two (`ops`):
+//!   `fault`, `evict`, `write`, `ahead` (readahead) and `change` (munmap and similar calls).
+//! - `program`: the program's memory as the kernel keeps it, and the oracle that knows every byte. `content`:
+//!   the bytes that programs write.
+//! - `home`: the memory that a process hands to its pager. A frame that is a hole is filled with poison.
+//! - `device`: an area in memory behind the decorators of `farpage-io`. The device is slow, fails, lies and
+//!   crashes.
+//! - `coverage`: the events and states that runs reached. `bugs`: bugs planted in the driver's part.
 //!
-//! A violation is a panic, from an assertion here or in the core; the seed reproduces it.
+//! A violation is a panic from an assertion here or in the core. The seed reproduces the violation.
 
 mod ahead;
 mod bugs;
@@ -44,22 +45,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::rc::Rc;
 use world::{Log, World};
 
-/// What a run without a violation leaves.
+/// The result of a run without a violation.
 pub struct Report {
-    /// Steps in which something happened.
+    /// Turns in which something happened.
     pub steps: u64,
-    /// What was seen.
+    /// The events and states that the run reached.
     pub coverage: Coverage,
 }
 
-/// A violation.
+/// A violation, with what is needed to reproduce it.
 #[derive(Debug)]
 pub struct Failure {
-    /// Reproduces it.
+    /// The seed that reproduces the violation.
     pub seed: u64,
-    /// What was violated.
+    /// The panic's message.
     pub message: String,
-    /// What happened before, the last event last.
+    /// The last events before the violation, oldest first.
     pub events: Vec<String>,
 }
 
@@ -73,14 +74,17 @@ impl std::fmt::Display for Failure {
 /// Whether events are printed as they happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Say {
-    /// Only a failure shows the last events.
+    /// Prints nothing. A failure still reports the last events.
     Nothing,
-    /// Each event.
+    /// Prints each event as it happens.
     Everything,
 }
 
-/// Runs one seed. Where a panic ends the process instead of unwinding, a violation prints what a
-/// [`Failure`] would say, and ends it.
+/// Runs one seed. If a panic ends the process instead of unwinding, no [`Failure`] is returned: see
+/// [`print_on_panic`].
+///
+/// # Errors
+/// Returns a [`Failure`] if an assertion failed.
 pub fn run(seed: u64, say: Say) -> Result<Report, Failure> {
     let log = Rc::new(Log::new(say == Say::Everything));
     CURRENT.set(Some((seed, Rc::clone(&log))));
@@ -96,12 +100,13 @@ pub fn run(seed: u64, say: Say) -> Result<Report, Failure> {
 }
 
 thread_local! {
-    /// What this thread is running, for a panic that ends the process.
+    /// The run of this thread, for the panic hook.
     static CURRENT: RefCell<Option<(u64, Rc<Log>)>> = const { RefCell::new(None) };
 }
 
-/// Makes a violation in this process print its seed and its last events before anything else happens: needed
-/// where a panic doesn't unwind, so that no [`Failure`] comes back.
+/// Installs a panic hook that prints the seed and the last events of a violation first. The hook then ends
+/// the process. The hook is needed where a panic doesn't unwind, because no [`Failure`] comes back from
+/// there.
 pub fn print_on_panic() {
     let standard = take_hook();
     set_hook(Box::new(move |panic| {
@@ -112,15 +117,15 @@ pub fn print_on_panic() {
             }
         });
         standard(panic);
-        // As for any other violation.
+        // The same status as for a violation that [`run`] returns.
         std::process::exit(1);
     }));
 }
 
 #[cfg(feature = "planted")]
 mod interrupts {
-    //! Another thread comes in between: at a pause inside one of the core's calls, the world of the thread
-    //! that made the call gives somebody else a few turns.
+    //! Lets other threads run between two instructions of the core. At a pause inside a call of the core, the
+    //! world of the calling thread gives a few turns to other operations.
 
     use crate::world::World;
     use farpage_core::planted::{Interrupt, set_interrupt};
@@ -137,7 +142,7 @@ mod interrupts {
         }
     });
 
-    /// While it lives, this thread's world is interrupted.
+    /// While a guard lives, this thread's world is interrupted.
     pub(crate) struct Guard;
 
     impl Guard {

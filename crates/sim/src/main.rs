@@ -1,7 +1,7 @@
-//! `farpage-sim`: runs seeds and says what became of them.
+//! `farpage-sim`: runs seeds and prints a summary.
 //!
-//! `--seeds 0..10000` runs a range; `--seed N --verbose` shows one event by event. A violation prints the
-//! seed and the last events, and ends with status 1.
+//! `--seeds 0..10000` runs a range. `--seed N --verbose` prints one seed's events. A violation prints the
+//! seed and the last events, and the process ends with status 1.
 
 use farpage_core::stats::Counter;
 use farpage_sim::{Coverage, Say, print_on_panic, run};

@@ -1,8 +1,8 @@
-//! Operations under way: each is a little state machine that goes one call further when its turn comes, so
-//! that any two of them can overlap in any order.
+//! Operations under way. Each is a small state machine that goes one call further when its turn comes, so any
+//! two operations can overlap in any order.
 //!
-//! `fault`, `evict` and `write` have those of a page's life; `ahead` and `change` have readahead and changes of mappings. What
-//! gives memory and slots back is here.
+//! `fault`, `evict` and `write` hold the operations of a page's life. `ahead` and `change` hold readahead and
+//! changes of mappings. The operations that give memory and slots back are in this file.
 
 use crate::ahead::AheadOp;
 use crate::change::ChangeOp;
@@ -18,34 +18,34 @@ use farpage_core::table::entry::State;
 use farpage_core::units::{AreaId, FrameIndex};
 use std::ops::Range;
 
-/// Something under way.
+/// An operation under way.
 pub(crate) enum Op {
     Fault(FaultOp),
     Ahead(Box<AheadOp>),
     Evict(Box<EvictOp>),
     Write(Box<WriteOp>),
     Change(ChangeOp),
-    /// Memory of the pool that is being given back.
+    /// Bytes of the pool whose memory is being given back.
     ReleasePool(Range<usize>),
-    /// Frames whose memory is being given back.
+    /// The first frame and the number of frames whose memory is being given back.
     ReleaseFrames(u32, u32),
-    /// Slots whose device is being told that nobody needs them.
+    /// Slots that the device is being told to discard.
     Discard(SlotRun),
-    /// One of these whose thread has no CPU before this moment.
+    /// An operation whose thread has no CPU before this moment.
     Starved(Box<Op>, u64),
 }
 
-/// What became of an operation's turn.
+/// The result of an operation's turn.
 pub(crate) enum Next {
-    /// It went on.
+    /// The operation went one call further.
     Go(Op),
-    /// It has to wait.
+    /// The operation has to wait.
     Wait(Op),
     Done,
 }
 
 impl Op {
-    /// The requests it waits for.
+    /// Calls `visit` with the token of each request that the operation waits for.
     pub(crate) fn for_each_token(&self, mut visit: impl FnMut(u64)) {
         match self {
             Op::Fault(FaultOp { phase: FaultPhase::Wait(_, token), .. }) => visit(*token),
@@ -68,7 +68,7 @@ impl Op {
         }
     }
 
-    /// Pages that may soon be resident by it, whatever the budget says by then.
+    /// Returns the number of pages that the operation may soon make resident, whatever the budget is by then.
     pub(crate) fn pages_in_flight(&self) -> u64 {
         match self {
             Op::Fault(FaultOp { phase: FaultPhase::Reclaim(_), .. }) => 0,
@@ -80,8 +80,8 @@ impl Op {
         }
     }
 
-    /// Adds what it holds to the lists; returns how many of its frames have memory and no page that counts
-    /// them.
+    /// Adds the frames and slots that the operation holds to the lists. Returns how many of its frames have
+    /// memory that no page accounts for.
     pub(crate) fn holds(
         &mut self,
         frames: &mut Vec<FrameIndex>,
@@ -97,7 +97,8 @@ impl Op {
                 let Some(ticket) = fault.phase.ticket() else { return 0 };
                 let moved = matches!(fault.phase, FaultPhase::Settle(_, Backing::Hole));
                 if let State::Parked { .. } = ticket.before() {
-                    // Counted as parked. Once moved out it is parked without memory for a moment.
+                    // The page counts as parked. After its bytes moved out, the page is parked without memory
+                    // for a moment.
                     return if moved { -1 } else { 0 };
                 }
                 let Some(frame) = ticket.frame() else { return 0 };
@@ -121,7 +122,8 @@ impl Op {
 }
 
 impl Space {
-    /// Gives one operation whose thread has a CPU, drawn at random, its turn. False if there is none or it had to wait.
+    /// Gives one operation, drawn at random among those whose threads have a CPU, a turn. False if there is
+    /// none, or if the operation had to wait.
     pub(crate) fn step_one(&self, world: &World) -> bool {
         let has_cpu = |op: &Op| !matches!(op, Op::Starved(_, until) if world.is_before(*until));
         let can_go: Vec<usize> =
@@ -169,7 +171,7 @@ impl Space {
         went
     }
 
-    /// The pool's empty blocks: their memory is given back.
+    /// Compacts the pool, and starts to give the memory of empty blocks back.
     pub(crate) fn compact(&self, world: &World) -> bool {
         let moved = self.pager.pool().compact(world.random.within(1, 20) as usize);
         self.pager.stats().add(Counter::PoolMoved, moved as u64);
@@ -181,7 +183,8 @@ impl Space {
 
     fn release_pool(&self, range: Range<usize>) {
         for byte in range.clone() {
-            // SAFETY: the pool has handed these bytes out and doesn't touch them until `released`.
+            // SAFETY: the pool has handed these bytes out, and doesn't touch them until `released`.
+            // `pool_data` is the start of the pool's memory, and the range lies inside.
             unsafe { self.pool_data.add(byte).write(0xe5) };
         }
         self.pager.pool().released(range);
@@ -195,7 +198,7 @@ impl Space {
         went
     }
 
-    /// Takes an empty cluster to be discarded.
+    /// Starts to discard an empty cluster.
     pub(crate) fn begin_discard(&self, world: &World) -> bool {
         let areas = self.pager.areas();
         let run = (0..areas.count()).find_map(|area| areas.take_discard(AreaId(area as u8)));
@@ -207,7 +210,7 @@ impl Space {
         run.is_some()
     }
 
-    /// The device forgets the slots. Nobody may have got one of them meanwhile.
+    /// Reports the slots as discarded. None of them may have been handed out meanwhile.
     fn discard_slots(&self, run: SlotRun) {
         let mut slots = (0..run.count).map(|at| run.first.plus(at));
         assert!(slots.all(|slot| !self.pager.areas().is_owned(slot)), "{run:?} is being discarded");

@@ -1,13 +1,13 @@
-//! What one seed is about: sizes, devices, and which operations happen how often. Everything is drawn once,
-//! at the start; some operations are switched off at random, because what never happens makes other things
-//! happen more, and limits are so small that running into them is the rule.
+//! The profile of a seed: sizes, devices, and the weights of operations. All of them are drawn once, at the
+//! start. Some operations are switched off at random, because the remaining ones then happen more often.
+//! Limits are so small that a run usually reaches them.
 
 use crate::content;
 use crate::random::Random;
 use farpage_core::config::{Codec, Config, Install, Readahead, SlotPolicy};
 use farpage_io::{CrashPlan, FaultPlan, IoError, SlowPlan};
 
-/// What can happen in one step.
+/// An act that can happen in one turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Act {
@@ -15,11 +15,11 @@ pub(crate) enum Act {
     Thread,
     /// A handler takes a fault message.
     Handle,
-    /// Something under way goes one call further.
+    /// An operation under way goes one call further.
     Continue,
     /// A batch of victims is chosen, because the budget is exceeded.
     Evict,
-    /// As `Evict`, whatever the budget says.
+    /// A batch of victims is chosen, whatever the budget is.
     EvictAnyway,
     /// The oldest parked page is placed.
     Place,
@@ -43,7 +43,7 @@ pub(crate) enum Act {
     Change,
     /// The pool's limit changes.
     PoolLimit,
-    /// A fault where nothing was ever managed.
+    /// A thread faults on a page that was never managed.
     Stray,
     /// Clusters of dead processes are taken back.
     Reap,
@@ -55,12 +55,12 @@ pub(crate) enum Act {
     Die,
 }
 
-/// Acts.
+/// Number of acts.
 pub(crate) const ACTS: usize = Act::Die as usize + 1;
 const _: () = assert!(ACTS == Act::ALL.len());
 
 impl Act {
-    /// Whether the keeper does it: not while that has no CPU.
+    /// Whether the keeper does this act. The keeper acts only while it has a CPU.
     pub(crate) const fn is_keepers(self) -> bool {
         match self {
             Act::Evict | Act::EvictAnyway | Act::Place | Act::Shrink | Act::Densify | Act::Assign => true,
@@ -70,7 +70,7 @@ impl Act {
         }
     }
 
-    /// All of them, in the order of their weights.
+    /// All acts, in the order of their weights.
     pub(crate) const ALL: [Act; 21] = [
         Act::Thread,
         Act::Handle,
@@ -100,10 +100,11 @@ impl Act {
 pub(crate) struct AreaProfile {
     /// Slots that the area claims to have.
     pub slots: u32,
-    /// Pages that the device has: fewer than slots, and writes beyond find no space.
+    /// Pages that the device has. If the device has fewer pages than slots, writes beyond its end find no
+    /// space.
     pub device_pages: u32,
     pub priority: i32,
-    /// Sorted.
+    /// The slots that are bad, in ascending order.
     pub bad: Vec<u32>,
     pub discards: bool,
     pub slow: SlowPlan,
@@ -111,47 +112,47 @@ pub(crate) struct AreaProfile {
     pub crash: CrashPlan,
 }
 
-/// Everything that a seed decides at the start.
+/// The values that a seed decides at the start.
 pub(crate) struct Profile {
     pub steps: u64,
     pub spaces: usize,
     pub pages: usize,
     pub threads: usize,
-    /// Faults that are served at once.
+    /// Faults that are served at the same time.
     pub handlers: usize,
     pub writers: usize,
-    /// Resident pages of one space before the evictor works.
+    /// Resident pages of one space above which background reclaim starts.
     pub budget_pages: u64,
-    /// Resident pages of one space before handlers evict, too.
+    /// Resident pages of one space above which handlers evict, too.
     pub limit_pages: u64,
-    /// Calls after which a thread of the engine loses its CPU, of 1000.
+    /// Calls of 1000 after which a thread of the engine loses its CPU.
     pub starve_permille: u64,
-    /// For how long, at most.
+    /// Ticks for which the thread has no CPU, at most.
     pub starve_ticks_max: u64,
     pub batch_max: usize,
     pub config: Config,
     pub areas: Vec<AreaProfile>,
     pub slots: SlotPolicy,
-    /// CPUs that have slots at hand.
+    /// CPUs that have a hand of free slots.
     pub slot_cpus: usize,
     pub weights: [u32; ACTS],
     pub contents: [u32; content::KINDS],
     pub write_percent: u64,
     /// Pages that a write batch should have before it gets slots, at most.
     pub merge_pages: u64,
-    /// Pages that can't be taken, of 100.
+    /// Victims of 100 that the kernel reports as busy.
     pub busy_percent: u64,
-    /// Pages that are pinned once they are written, of 100.
+    /// Written pages of 100 that are then pinned.
     pub pin_percent: u64,
-    /// Where pages are copied out: their writers are stopped by a write protection.
+    /// Whether a write protection stops writers while pages are copied out.
     pub writers_wait: bool,
-    /// Victims that are found gone, of 100.
+    /// Victims of 100 that turn out to be gone.
     pub gone_percent: u64,
-    /// Installs that the kernel refuses for the moment, of 100.
+    /// Installs of 100 that the kernel refuses for now.
     pub refuse_percent: u64,
     /// Whether a waiting change keeps new operations out.
     pub changes_first: bool,
-    /// Interruptions in the middle of core's calls, of 100 places where one is possible.
+    /// Interruptions inside calls of the core, of 100 places where one is possible.
     #[cfg_attr(not(feature = "planted"), expect(dead_code, reason = "without pauses nothing interrupts"))]
     pub pause_percent: u64,
 }
@@ -211,7 +212,7 @@ impl Profile {
 
     fn config(random: &Random, frames: u32) -> Config {
         Config {
-            // 0 is a pool that is always full.
+            // A limit of 0 makes a pool that is always full.
             pool_bytes_max: random.pick(&[0, 16 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10]),
             accept_percent: random.pick(&[0, 50, 90, 100]),
             codec: random.pick(&[
@@ -238,7 +239,7 @@ impl Profile {
         }
     }
 
-    /// Some acts may be missing altogether; those that let what has begun come to an end may not.
+    /// Draws the weights. An act may be missing altogether, unless operations need it to come to their end.
     fn weights(random: &Random) -> [u32; ACTS] {
         let mut weights = [0; ACTS];
         for act in Act::ALL {
@@ -260,7 +261,7 @@ impl Profile {
                 weights[act as usize] = random.within(1, most) as u32;
             }
         }
-        // Weights are in tenths, so that a death can be rarer than anything else.
+        // Weights are in tenths, so that a death can be rarer than any other act.
         weights.iter_mut().for_each(|weight| *weight *= 10);
         weights[Act::Die as usize] = weights[Act::Die as usize].min(random.pick(&[0, 0, 0, 0, 1]));
         weights
@@ -287,7 +288,7 @@ impl Profile {
     }
 
     fn faults(random: &Random) -> FaultPlan {
-        // EAGAIN, which is worth another try, next to EIO, which isn't.
+        // EAGAIN, which can be retried, and EIO, which can't.
         let errors = [IoError::EIO, IoError::EIO, IoError::NoSpace, IoError::Device(11)];
         let often = |percent: u64| if random.percent(percent) { random.pick(&[3_000, 50_000]) } else { 0 };
         FaultPlan {

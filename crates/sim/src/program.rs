@@ -1,52 +1,55 @@
-//! A simulated program's memory, as the kernel keeps it, and the oracle beside it: for each page the bytes
-//! that it must have. Whatever a kernel would refuse is refused here, and whatever would lose somebody's
-//! bytes ends the run. A device, or a peer, that has *pinned* a page writes to that page's memory at any time, past
-//! every protection, wherever the memory is by then.
+//! A simulated program's memory as the kernel keeps it, and the oracle: for each page, the bytes that the
+//! page must have.
+//!
+//! Calls that a kernel would refuse are refused here. An action that would lose the program's bytes ends the
+//! run. A device or peer that has *pinned* a page can write to that page's memory at any time. The write
+//! ignores every protection and reaches the memory wherever the memory is by then.
 
 use crate::content;
 use crate::random::Random;
 use farpage_core::pager::Access;
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 
-/// What the kernel knows about one page.
+/// The kernel's state of one page.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Page {
     pub mapped: bool,
     pub registered: bool,
     pub present: bool,
-    /// A write faults although the page is there.
+    /// A write faults although the page is present.
     pub protected: bool,
-    /// The program may not touch it now.
+    /// The program must not touch the page now.
     pub forbidden: bool,
-    /// Its only copy was lost with a device, and the pager has said so.
+    /// The only copy of the page was lost with a device, and the pager has reported the loss.
     pub lost: bool,
-    /// Freed lazily (MADV_FREE) and not written since: the kernel may drop it.
+    /// The page was freed lazily (MADV_FREE) and not written since. The kernel may drop the page.
     pub clean: bool,
 }
 
-/// A page's memory, as somebody refers to it who isn't a thread of the program.
+/// A reference to a page's memory that a device or a peer holds.
 struct Pin {
-    /// The page that a write through the pin belongs to; none once the program itself has given the page up.
+    /// The page that a write through the pin belongs to. `None` once the program itself has given the page
+    /// up.
     page: Option<usize>,
-    /// The memory still is the page's.
+    /// Whether the pinned memory is still the page's memory.
     is_there: bool,
 }
 
-/// What came of touching a page.
+/// The result of touching a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touch {
     Done,
-    /// The thread can't go on until somebody has served this.
+    /// The thread must wait until this fault is served.
     Fault(Access),
-    /// Nothing is mapped there, or it may not be touched: the program knows better than to do so.
+    /// The page isn't mapped or must not be touched. The program doesn't try.
     No,
 }
 
-/// There is no such mapping (ENOENT).
+/// The kernel's refusal for lack of a mapping (ENOENT).
 #[derive(Debug)]
 pub(crate) struct NotThere;
 
-/// The pages of one program, numbered from 0.
+/// The pages of one program, numbered from `first`.
 pub(crate) struct Program {
     first: PageIndex,
     pub pages: Vec<Page>,
@@ -83,18 +86,18 @@ impl Program {
         PageRange::of(self.first, self.pages.len() as u64)
     }
 
-    /// What the page must contain.
+    /// Returns the bytes that the page must contain.
     pub(crate) fn truth(&self, page: PageIndex) -> &[u8; PAGE_BYTES] {
         &self.truth[self.at(page)]
     }
 
-    /// What it contains, if it is there.
+    /// Returns the bytes that the page contains. The page must be present.
     pub(crate) fn bytes(&self, page: PageIndex) -> &[u8; PAGE_BYTES] {
         assert!(self.page(page).present, "{page:?} isn't there");
         &self.memory[self.at(page)]
     }
 
-    /// A thread reads or writes the page. Every read is compared.
+    /// Reads or writes the page as a thread of the program. Compares the bytes with the oracle first.
     pub(crate) fn touch(
         &mut self,
         page: PageIndex,
@@ -134,26 +137,26 @@ impl Program {
         self.pages[at].clean = false;
     }
 
-    /// A device or a peer pins a page that a thread has just written: it will write there later.
+    /// Pins a page that a thread has just written. A device or a peer will write to the page later.
     pub(crate) fn pin(&mut self, page: PageIndex) {
         let at = self.at(page);
         assert!(self.pages[at].present && !self.pages[at].protected, "{page:?} can't be pinned");
         self.pins.push(Pin { page: Some(at), is_there: true });
     }
 
-    /// How many pages are pinned.
+    /// Returns the number of pins.
     pub(crate) const fn pins(&self) -> usize {
         self.pins.len()
     }
 
-    /// Whether somebody refers to the page's memory.
+    /// Whether a device or a peer refers to the page's memory.
     pub(crate) fn is_pinned(&self, page: PageIndex) -> bool {
         let at = self.at(page);
         self.pins.iter().any(|pin| pin.is_there && pin.page == Some(at))
     }
 
-    /// Writes through a pin. What the program reads afterwards must have the byte: the program asked for it, and has not
-    /// given the page up.
+    /// Writes through a pin. Later reads of the program must see the byte, because the program asked for the
+    /// write and has not given the page up. Returns `None` if it has given the page up.
     pub(crate) fn late_write(&mut self, pin: usize, random: &Random) -> Option<PageIndex> {
         let Pin { page: Some(at), is_there } = self.pins[pin] else { return None };
         let byte = random.index(PAGE_BYTES);
@@ -165,19 +168,19 @@ impl Program {
         Some(self.first.plus(at as u64))
     }
 
-    /// The pin is given up. The kernel takes the page for written then.
+    /// Removes a pin. The kernel marks the page as written then.
     pub(crate) fn unpin(&mut self, pin: usize) {
         if let Pin { page: Some(at), is_there: true } = self.pins.swap_remove(pin) {
             self.pages[at].clean = false;
         }
     }
 
-    /// MADV_FREE of a page that is there.
+    /// Does MADV_FREE on a present page.
     pub(crate) fn free_lazily(&mut self, page: PageIndex) {
         self.page_mut(page).clean = true;
     }
 
-    /// MADV_PAGEOUT: the kernel drops what is clean, unless somebody refers to it. Whether the page is gone.
+    /// Does MADV_PAGEOUT: drops the page if it is clean and not pinned. Returns whether the page is gone.
     pub(crate) fn drop_clean(&mut self, page: PageIndex) -> bool {
         let goes = self.page(page).clean && !self.is_pinned(page);
         if goes {
@@ -201,14 +204,14 @@ impl Program {
         Ok(self.at(page))
     }
 
-    /// UFFDIO_ZEROPAGE.
+    /// Does UFFDIO_ZEROPAGE.
     pub(crate) fn zero(&mut self, page: PageIndex) -> Result<(), NotThere> {
         let at = self.vacant(page)?;
         self.put_zeros(at);
         Ok(())
     }
 
-    /// UFFDIO_MOVE or UFFDIO_COPY.
+    /// Does UFFDIO_MOVE or UFFDIO_COPY.
     pub(crate) fn install(&mut self, page: PageIndex, bytes: &[u8; PAGE_BYTES]) -> Result<(), NotThere> {
         let at = self.vacant(page)?;
         assert!(*bytes == self.truth[at], "wrong bytes were installed at {page:?}");
@@ -217,7 +220,7 @@ impl Program {
         Ok(())
     }
 
-    /// The page is not there any more; what it contained is somewhere else, or dropped.
+    /// Makes the page absent. The caller has its contents elsewhere, or drops them.
     pub(crate) fn remove(&mut self, page: PageIndex) {
         let at = self.at(page);
         let state = &mut self.pages[at];
@@ -225,7 +228,7 @@ impl Program {
         self.pins.iter_mut().filter(|pin| pin.page == Some(at)).for_each(|pin| pin.is_there = false);
     }
 
-    /// The page reads as zeros from now on.
+    /// Drops the page and its contents. The page reads as zeros from now on.
     pub(crate) fn drop_page(&mut self, page: PageIndex) {
         self.remove(page);
         let at = self.at(page);
@@ -234,19 +237,19 @@ impl Program {
         self.pins.iter_mut().filter(|pin| pin.page == Some(at)).for_each(|pin| pin.page = None);
     }
 
-    /// munmap.
+    /// Does munmap.
     pub(crate) fn unmap(&mut self, page: PageIndex) {
         self.drop_page(page);
         *self.page_mut(page) = Page::default();
     }
 
-    /// mmap, with MAP_FIXED if something is there.
+    /// Does mmap, with MAP_FIXED if the page is mapped.
     pub(crate) fn map(&mut self, page: PageIndex) {
         self.unmap(page);
         self.page_mut(page).mapped = true;
     }
 
-    /// mremap: the page with all it has, but for its write protection.
+    /// Does mremap: moves the page with all its state except its write protection.
     pub(crate) fn remap(&mut self, from: PageIndex, to: PageIndex) {
         self.unmap(to);
         let (source, target) = (self.at(from), self.at(to));

@@ -1,9 +1,9 @@
-//! The one source of chance: the splitmix64 sequence of the seed. Whatever the simulator decides, it draws
-//! here, so one seed reproduces a run.
+//! The simulator's only source of random numbers: the splitmix64 sequence of the seed. All decisions of the
+//! simulator are drawn here, so one seed reproduces a run.
 
 use std::cell::Cell;
 
-/// A sequence drawn from a seed. Drawing needs no exclusive access, so that it can happen anywhere.
+/// A sequence drawn from a seed. Drawing takes `&self`, so any code can draw.
 pub(crate) struct Random(Cell<u64>);
 
 impl Random {
@@ -20,32 +20,32 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number in `0..end`; 0 if the range is empty.
+    /// Returns a number in `0..end`; 0 if the range is empty.
     pub(crate) fn below(&self, end: u64) -> u64 {
         self.next() % end.max(1)
     }
 
-    /// An index into something of this length.
+    /// Returns an index into a sequence of this length.
     pub(crate) fn index(&self, length: usize) -> usize {
         self.below(length as u64) as usize
     }
 
-    /// A number in `first..=last`.
+    /// Returns a number in `first..=last`.
     pub(crate) fn within(&self, first: u64, last: u64) -> u64 {
         first + self.below(last - first + 1)
     }
 
-    /// True in so many of 100 cases.
+    /// Returns true in `percent` of 100 cases.
     pub(crate) fn percent(&self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// One of these.
+    /// Returns one of the elements.
     pub(crate) fn pick<T: Copy>(&self, from: &[T]) -> T {
         from[self.index(from.len())]
     }
 
-    /// An index, drawn by weight; at least one weight isn't 0.
+    /// Returns an index, drawn by weight. At least one weight must not be 0.
     pub(crate) fn weighted(&self, weights: &[u32]) -> usize {
         let mut at = self.below(weights.iter().map(|&weight| u64::from(weight)).sum());
         for (index, &weight) in weights.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! One simulated process: its program, its pager, and everything under way between the two.
+//! A simulated process: its program, its pager, and the operations under way between the two.
 //!
-//! The rules of the map lock hold here: every call into the core that needs it shared is made between
-//! [`Space::enter`] and [`Space::leave`]; a change of mappings runs only when nobody is inside. A fault that
-//! waits for its area isn't inside.
+//! The rules of the map lock apply here. A call into the core that needs the lock shared is made between
+//! [`Space::enter`] and [`Space::leave`]. A change of mappings runs only when no operation is inside. A fault
+//! that waits for its area isn't inside.
 
 // UNSAFETY: the pager borrows memory that this space owns (see `home`).
 
@@ -36,7 +36,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-/// Pages that somebody waits for and that were settled.
+/// Settled pages whose waiting threads are to be woken.
 #[derive(Default)]
 struct WakeList(Mutex<Vec<PageIndex>>);
 
@@ -46,7 +46,7 @@ impl Wake for WakeList {
     }
 }
 
-/// How a thread chooses what to touch next.
+/// The pattern in which a thread chooses its next page.
 #[derive(Clone, Copy)]
 pub(crate) enum Pattern {
     Sequential,
@@ -55,13 +55,14 @@ pub(crate) enum Pattern {
     HotSet,
 }
 
-/// A program's thread.
+/// A thread of the program.
 pub(crate) struct Thread {
     pub pattern: Pattern,
     cursor: u64,
-    /// What it is about to do: tried again until it works.
+    /// The page that the thread is about to touch, and whether it writes. The thread tries again until the
+    /// touch succeeds.
     want: Option<(PageIndex, bool)>,
-    /// It faulted here and sleeps until it is woken.
+    /// The page on which the thread faulted. The thread sleeps until it is woken.
     pub blocked: Option<PageIndex>,
 }
 
@@ -74,42 +75,45 @@ pub(crate) struct Space {
     pub threads: RefCell<Vec<Thread>>,
     pub messages: RefCell<VecDeque<Message>>,
     pub ops: RefCell<Vec<Op>>,
-    /// None while one is in use.
+    /// An entry is `None` while its writer is in use.
     pub writers: RefCell<Vec<Option<Box<Writer>>>>,
-    /// Of engine threads that don't compress just now.
+    /// Scratch memory of engine threads that aren't compressing.
     scratches: RefCell<Vec<Box<Scratch>>>,
     inside: Cell<u32>,
     /// A change has the map lock.
     pub exclusive: Cell<bool>,
-    /// A change waits for it, and new operations wait for the change.
+    /// A change waits for the map lock, and new operations wait for the change.
     pub change_waits: Cell<bool>,
-    /// Memory is over the limit, and that is as it should be: nothing could be evicted, or pages came under our care.
+    /// Memory may be over the limit for now. Either nothing could be evicted, or pages were registered or put
+    /// back.
     pub over_for_a_reason: Cell<bool>,
-    /// Pages that were on their way in at once since memory was last within the limit.
+    /// The largest number of pages in flight into the program at once since memory was last within the limit.
     in_flight_peak: Cell<u64>,
-    /// Of these, pages of operations that are having their turn: others may come in between.
+    /// The part of the pages in flight that belongs to operations having their turn. Other operations can run
+    /// in between.
     pub in_hand: Cell<u64>,
-    /// The keeper has no CPU before this moment.
+    /// The moment until which the keeper has no CPU.
     pub keeper_until: Cell<u64>,
-    /// Killed; its requests are still on their way.
+    /// The process is killed, but some of its requests are still in flight.
     pub dying: Cell<bool>,
     pub pool_data: *mut u8,
     wake: Box<WakeList>,
-    // Last: the pager borrows from it.
+    // The home is the last field, because the pager borrows from it.
     _home: Home,
 }
 
-/// A reference that outlives what the compiler can see.
+/// Extends a reference beyond the lifetime that the compiler can see.
 ///
 /// # Safety
 /// The caller keeps the value alive and in place for as long as the reference is used.
 unsafe fn lasting<T: ?Sized>(value: &T) -> &'static T {
-    // SAFETY: valid now, and for as long as it is used by the caller's promise.
+    // SAFETY: the value is valid now. By the caller's promise it stays valid for as long as the reference is
+    // used.
     unsafe { &*core::ptr::from_ref(value) }
 }
 
 impl Space {
-    /// A process with nothing mapped. The devices outlive it.
+    /// Makes a process with most of its memory mapped and registered. The devices must outlive the process.
     pub(crate) fn new(number: u32, profile: &Profile, devices: &[Device], random: &Random) -> Space {
         let mut home = Home::default();
         let config = profile.config;
@@ -129,24 +133,25 @@ impl Space {
         };
         let frames = home.piece(count * PAGE_BYTES).cast::<PageBytes>();
         let cache = CacheMemory::carve(&mut home.region(CacheMemory::table_bytes(count)), frames, count);
-        // SAFETY: `frames` points to as many page-aligned frames as there are metas, used by nobody else.
+        // SAFETY: `frames` points to `count` page-aligned frames, as many as there are metas. No other code
+        // uses the frames while the cache lives.
         let cache = unsafe { Cache::new(cache, backing) };
         let layout = PoolLayout::for_limit(config.pool_bytes_max as usize);
         let pool_data = home.piece(layout.data_bytes);
         let memory = PoolMemory {
-            // SAFETY: a piece of that size, zeroed, which lives as long as the pager. Nobody else uses it but
-            // `release_pool`, which writes what the pool has handed out.
+            // SAFETY: the piece has this size, is zeroed, and lives as long as the pager. The only other user
+            // is `release_pool`, which writes only bytes that the pool has handed out.
             data: unsafe { core::slice::from_raw_parts_mut(pool_data, layout.data_bytes) },
             objects: home.table(layout.objects),
             blocks: home.table(layout.blocks),
         };
-        // Every order has its turn, on one of two nodes.
+        // The process's number chooses the order, so each order is used. The processes run on two nodes.
         let mut areas = Areas::new(AreaOrder::ALL[number as usize % AreaOrder::ALL.len()], 2);
         for device in devices {
             let id = areas.add(AreaMemory {
                 slots: device.slots,
                 place: device.place(),
-                // SAFETY: devices outlive spaces, and their tables never move.
+                // SAFETY: devices outlive spaces, and the table of holders never moves.
                 leases: Leases::new(unsafe { lasting(&device.holders[..]) }, number),
                 memory: {
                     let bytes = SlotMemory::bytes(profile.slots, device.slots, profile.slot_cpus);
@@ -155,7 +160,7 @@ impl Space {
                 discards: device.discards,
                 owners: home.table(pages::words(device.slots)),
                 checksums: home.table(pages::words(device.slots)),
-                // SAFETY: as above.
+                // SAFETY: devices outlive spaces, and the list of bad slots never moves.
                 bad: unsafe { lasting(&device.bad[..]) },
                 heirs: home.table(heirs::words(device.slots)),
             });
@@ -171,7 +176,7 @@ impl Space {
         let stats = home.piece(size_of::<Stats>()).cast::<Stats>();
         let slot_words = home.piece(size_of::<SlotWords>()).cast::<SlotWords>();
         let pool = Pool::new(&layout, memory, config.accept_percent);
-        // Live engines have none with areas; here that is one more way to be full.
+        // Live engines with areas keep no reserve. Here the reserve is one more way for the pool to be full.
         if config.accept_percent <= 90 && number % 2 == 1 {
             pool.keep_reserve();
         }
@@ -182,12 +187,13 @@ impl Space {
             cache,
             pool,
             areas,
-            // SAFETY: zeroed memory of that size; all-zero bytes are a valid, fresh `Stats`; the home outlives
-            // the pager.
+            // SAFETY: the memory is zeroed and has the size of `Stats`. All-zero bytes are a valid, fresh
+            // `Stats`. The home outlives the pager.
             stats: unsafe { &*stats },
-            // SAFETY: the box lives as long as the pager, and what is in it doesn't move.
+            // SAFETY: the box lives as long as the pager, and its contents don't move.
             wake: unsafe { lasting(&*wake) },
-            // SAFETY: zeroed memory of that size in the home; all-zero bytes are fresh.
+            // SAFETY: the home's memory is zeroed, has the size of `SlotWords`, and outlives the pager.
+            // All-zero bytes are fresh `SlotWords`.
             slot_words: unsafe { &*slot_words },
             watched: home.table(WAYS),
             elder: None,
@@ -218,12 +224,13 @@ impl Space {
         space
     }
 
-    /// The node that its threads run on.
+    /// Returns the node that the process's threads run on.
     pub(crate) fn node(&self) -> NodeId {
         NodeId((self.number % 2) as u8)
     }
 
-    /// Anywhere, with the first page of all and the seam between two leaves more often than they deserve.
+    /// Draws the first page. Page 0 and a range across the seam between two leaves are drawn more often than
+    /// by chance.
     fn first_page(profile: &Profile, random: &Random) -> PageIndex {
         let leaf = LEAF_PAGES as u64;
         let pages = profile.pages as u64;
@@ -234,7 +241,7 @@ impl Space {
         }
     }
 
-    /// Most of the memory is mapped and registered from the start.
+    /// Maps and registers most of the memory.
     fn begin(&self, random: &Random) {
         let mut program = self.program.borrow_mut();
         let all = program.all();
@@ -246,14 +253,14 @@ impl Space {
         self.pager.ranges.lock().insert(mapped, Flags::REGISTERED).expect("room for one range");
     }
 
-    /// Takes the map lock shared; false if a change has it, or wants it first.
+    /// Takes the map lock shared. False if a change has the lock or waits for it.
     pub(crate) fn enter(&self) -> bool {
         let free = !self.exclusive.get() && !self.change_waits.get();
         self.inside.set(self.inside.get() + u32::from(free));
         free
     }
 
-    /// Takes it once more, for somebody who is inside.
+    /// Takes the map lock shared once more, for an operation that is already inside.
     pub(crate) fn enter_again(&self) -> bool {
         self.inside.set(self.inside.get() + 1);
         self.inside.get() > 1
@@ -263,7 +270,7 @@ impl Space {
         self.inside.set(self.inside.get() - 1);
     }
 
-    /// Takes the map lock for a change; false if somebody is inside.
+    /// Takes the map lock for a change. False if an operation is inside or another change has the lock.
     pub(crate) fn enter_alone(&self) -> bool {
         let free = !self.exclusive.get() && self.inside.get() == 0;
         if free {
@@ -280,7 +287,8 @@ impl Space {
         result
     }
 
-    /// Wakes the threads that sleep on a page. The kernel forgets the message of some of them.
+    /// Wakes the threads that sleep on a page. For half of these threads the pending message is dropped, as
+    /// the kernel may do.
     pub(crate) fn wake(&self, page: PageIndex, random: &Random) {
         for (number, thread) in self.threads.borrow_mut().iter_mut().enumerate() {
             if thread.blocked == Some(page) {
@@ -292,13 +300,13 @@ impl Space {
         }
     }
 
-    /// Wakes whoever the pager has said should be woken.
+    /// Wakes the threads that sleep on the pages that the pager has settled.
     pub(crate) fn deliver_wakes(&self, random: &Random) {
         let pages = core::mem::take(&mut *self.wake.0.lock().expect("one thread"));
         pages.into_iter().for_each(|page| self.wake(page, random));
     }
 
-    /// The program got SIGBUS: its threads give up on this page.
+    /// Delivers SIGBUS to the program. The threads that sleep on this page give up on the page.
     pub(crate) fn sigbus(&self, page: PageIndex) {
         assert!(self.program.borrow().page(page).lost, "{page:?} is said to be lost, but no device lost it");
         for thread in self.threads.borrow_mut().iter_mut().filter(|thread| thread.blocked == Some(page)) {
@@ -306,7 +314,7 @@ impl Space {
         }
     }
 
-    /// Lets a thread run until it faults, but not for long. False if it sleeps.
+    /// Lets a thread touch up to 12 pages, until it faults. False if the thread sleeps or has nothing to do.
     pub(crate) fn run_thread(&self, world: &World, number: usize) -> bool {
         (0..world.random.within(1, 12)).take_while(|_| self.touch_once(world, number)).count() > 0
     }
@@ -356,7 +364,7 @@ impl Space {
         thread.want = Some((page, false));
     }
 
-    /// Whether any thread sleeps or is about to do something.
+    /// Whether a thread sleeps or is about to touch a page.
     pub(crate) fn threads_are_busy(&self) -> bool {
         self.threads.borrow().iter().any(|thread| thread.blocked.is_some() || thread.want.is_some())
     }
@@ -378,13 +386,13 @@ impl Space {
         assert_eq!(self.frames.borrow().backed_count() as i64, known, "frames with memory behind them");
         self.check_pages(world);
         self.check_budget(world);
-        // While a change has told the kernel but not the pager, the two disagree.
+        // Between the kernel's part of a change and the pager's, the two disagree.
         if !self.exclusive.get() {
             self.check_bytes(world);
         }
     }
 
-    /// After each thing that was done: how much is on its way in, since memory was last within the limit.
+    /// Updates the peak of pages in flight after each act. Starts anew when memory is within the limit.
     pub(crate) fn follow_budget(&self, world: &World) {
         let in_flight = self.in_hand.get() + self.ops.borrow().iter().map(Op::pages_in_flight).sum::<u64>();
         if self.pager.resident() <= world.profile.limit_pages {
@@ -394,8 +402,8 @@ impl Space {
         self.in_flight_peak.set(self.in_flight_peak.get().max(in_flight));
     }
 
-    /// Asserts that memory is over the limit by no more than the pages that were on their way in, even if threads had no CPU. A
-    /// handler that brings a page in has found memory within the limit, or that nothing can be evicted.
+    /// Asserts that memory is over the limit by no more than the pages in flight, even if threads had no CPU.
+    /// A handler brings a page in only if memory was within the limit or nothing could be evicted.
     fn check_budget(&self, world: &World) {
         let (resident, limit, peak) =
             (self.pager.resident(), world.profile.limit_pages, self.in_flight_peak.get());
@@ -405,7 +413,7 @@ impl Space {
         );
     }
 
-    /// Asserts that the table says of every page what the kernel would say.
+    /// Asserts that the table and the kernel agree on every page.
     fn check_pages(&self, world: &World) {
         let program = self.program.borrow();
         let mut seen = [0; STATES.len()];
@@ -439,7 +447,7 @@ impl Space {
             .for_each(|(name, seen)| coverage.add(name, seen));
     }
 
-    /// Asserts that a page that is out, drawn at random, still has its bytes somewhere.
+    /// Asserts that a page drawn at random has its right bytes, if the page is out.
     fn check_bytes(&self, world: &World) {
         let program = self.program.borrow();
         let all = program.all();
@@ -449,7 +457,7 @@ impl Space {
         let is_filled = |with: u64| truth.chunks_exact(8).all(|word| word == with.to_ne_bytes());
         let sound = match word.state() {
             State::Parked { frame, .. } | State::Writing { frame } => {
-                // The bytes of a page that is just being installed have left the frame already.
+                // While a page is being installed, its bytes may have left the frame already.
                 word.is_locked() || self.frames.borrow().read(frame) == truth
             }
             State::Pooled(handle) => {
@@ -468,7 +476,7 @@ impl Space {
         assert!(sound || program.page(page).present, "{page:?}, which is {word:?}, has wrong bytes");
     }
 
-    /// Adds the pager's counters to what was seen.
+    /// Adds the pager's counters to the coverage.
     pub(crate) fn cover_counters(&self, world: &World) {
         let mut coverage = world.coverage.borrow_mut();
         for &counter in Counter::ALL {
@@ -476,7 +484,7 @@ impl Space {
         }
     }
 
-    /// Frames of a request, as addresses.
+    /// Returns the address of a request's frame.
     pub(crate) fn pointer(&self, frame: FrameIndex) -> *mut u8 {
         self.pager.cache().pointer(frame).cast()
     }
@@ -505,7 +513,7 @@ impl Thread {
     }
 }
 
-/// What the coverage calls the states.
+/// The names of the states in the coverage.
 const STATES: [&str; 14] = [
     "state Absent",
     "state Zero",
@@ -523,7 +531,7 @@ const STATES: [&str; 14] = [
     "state Lost",
 ];
 
-/// Which of them this is.
+/// Returns the index of a state in `STATES`.
 const fn kind_of(state: State) -> usize {
     match state {
         State::Absent => 0,
@@ -544,5 +552,5 @@ const fn kind_of(state: State) -> usize {
     }
 }
 
-/// What operations hold, gathered for the check.
+/// The slots that operations hold, gathered for the check.
 pub(crate) type Slots = Vec<SlotIndex>;

@@ -1,4 +1,4 @@
-//! Bugs that were found, most by the simulator, each told once more in the fewest steps.
+//! Bugs that were found, most of them by the simulator. Each test repeats one in the fewest steps.
 
 use crate::device::Device;
 use crate::profile::{AreaProfile, Profile};
@@ -12,7 +12,7 @@ use farpage_core::table::entry::{State, Stored};
 use farpage_core::units::{AreaId, PAGE_BYTES, PageIndex, PageRange};
 use farpage_io::{CrashPlan, FaultPlan, SlowPlan};
 
-/// A process with an area of 30 slots and no pool.
+/// Runs a story in a process with an area of 30 slots and no pool.
 fn with_space(story: impl FnOnce(&Space)) {
     let random = Random::new(1);
     let mut profile = Profile::draw(&random);
@@ -31,7 +31,7 @@ fn with_space(story: impl FnOnce(&Space)) {
     let devices = [Device::new(&area)];
     let space = Space::new(1, &profile, &devices, &random);
     story(&space);
-    // The space borrows from the devices.
+    // The space is dropped before the devices, because it borrows from them.
     drop(space);
 }
 
@@ -43,7 +43,7 @@ fn page_that_keeps_its_slot(space: &Space) -> PageIndex {
     let mut batch = Batch::new();
     pager.begin_evict(&mut batch, 1);
     let frame = batch.victims()[0].frame;
-    // A word of no shape that fits an entry.
+    // A word that has none of the shapes that fit an entry.
     let word = 0x0123_4567_89ab_cdef_u64.to_ne_bytes();
     space.frames.borrow_mut().copy_in(frame, &std::array::from_fn(|at| word[at % 8]));
     batch.victims()[0].taken = Taken::Yes;
@@ -59,9 +59,9 @@ fn page_that_keeps_its_slot(space: &Space) -> PageIndex {
     page
 }
 
-/// The search for kept slots found the slot of a page that was just being evicted, could not free it, went
-/// on behind it, came round, and found it again: a thread that needed a slot span until somebody else had
-/// settled the page, and if that somebody was the same thread, for ever.
+/// The search for kept slots found the slot of a page that was being evicted, and could not free the slot.
+/// The search went on behind the slot, came round, and found it again. A thread that needed a slot spun until
+/// another thread settled the page. If the spinning thread itself had to settle the page, it spun forever.
 #[test]
 fn release_kept_passes_over_a_page_that_is_being_moved() {
     with_space(|space| {
@@ -76,8 +76,8 @@ fn release_kept_passes_over_a_page_that_is_being_moved() {
     });
 }
 
-/// The place where the search goes on grows with each search that finds nothing; after 262,144 of them its
-/// sum with the next step was more than 32 bits hold.
+/// The position from which the search continues grows with each search that finds nothing. After 262,144
+/// searches, position plus step overflowed 32 bits.
 #[test]
 fn search_for_kept_slots_may_go_on_anywhere() {
     with_space(|space| {
@@ -87,8 +87,8 @@ fn search_for_kept_slots_may_go_on_anywhere() {
     });
 }
 
-/// Pages that were shared since a fork were copied to be evicted, and then looked at again only a lap later: by then all of
-/// memory had been copied.
+/// Pages shared since a fork were copied so that they could be evicted. The hand came back to them only a lap
+/// later, and by then all of memory had been copied.
 #[test]
 fn pages_that_were_refused_and_no_longer_are_go_next() {
     with_space(|space| {
@@ -113,7 +113,8 @@ fn pages_that_were_refused_and_no_longer_are_go_next() {
     });
 }
 
-/// The hand went through what a call held batch by batch, and after 16 of them a thread found nothing to evict for 20 ms.
+/// The hand went through the pages that a call held batch by batch. After 16 batches a thread found nothing
+/// to evict for 20 ms.
 #[test]
 fn hand_passes_over_what_a_call_holds() {
     with_space(|space| {
@@ -137,8 +138,8 @@ fn hand_passes_over_what_a_call_holds() {
     });
 }
 
-/// Faults were counted by where the page came from, not by whether anybody had touched it: neighbours that came
-/// along with a first touch counted as faults, and pages of zeros that came back counted as none.
+/// Faults were counted by the page's source, not by whether a thread had touched the page. Neighbours mapped
+/// along with a first touch counted as faults, and pages of zeros that came back did not.
 #[test]
 fn pages_count_as_faults_only_if_they_were_touched() {
     with_space(|space| {

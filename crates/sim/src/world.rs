@@ -1,7 +1,8 @@
-//! One seed: processes, devices and a clock, and the scheduler that decides who goes one call further.
+//! The world of one seed: processes, devices, a clock, and a scheduler that decides which operation goes one
+//! call further.
 //!
-//! Between two steps everything is checked. At the end everything under way is brought to its end, every page
-//! of every program is read once more, everything is discarded, and nothing may be left in use.
+//! Between two steps everything is checked. At the end all operations are completed, and every page of every
+//! program is read once more. Then everything is discarded, and nothing may be left in use.
 
 use crate::coverage::Coverage;
 use crate::device::Device;
@@ -20,21 +21,21 @@ use std::rc::Rc;
 /// Events kept for the report of a failure.
 const EVENTS_KEPT: usize = 40;
 
-/// Idle turns after which a run that should come to an end is stuck: everything that can go on has had many
-/// turns by then, and every device has finished.
+/// Idle turns after which the end of a run counts as stuck. By then every operation that can go on has had
+/// many turns, and every device has completed its requests.
 const IDLE_MAX: u64 = 60_000;
 
 /// Pages of one process that are pinned at once.
 const PINS_MAX: usize = 6;
 
-/// Interruptions of interruptions.
+/// Interruptions that can be nested.
 #[cfg(feature = "planted")]
 const DEPTH_MAX: u32 = 2;
 
-/// What happened lately.
+/// The last events.
 pub(crate) struct Log {
     events: RefCell<VecDeque<String>>,
-    /// Print each event as it happens.
+    /// Prints each event as it happens.
     verbose: bool,
 }
 
@@ -59,18 +60,19 @@ impl Log {
     }
 }
 
-/// Everything that one seed has.
+/// The state of one seed's run.
 pub(crate) struct World {
     pub profile: Profile,
     pub random: Random,
-    /// Which page a check looks at. Apart from `random`, so that checks don't change what happens.
+    /// Draws the page that a check looks at. A sequence apart from `random` keeps checks from changing what
+    /// happens.
     pub audit: Random,
     pub coverage: RefCell<Coverage>,
     log: Rc<Log>,
-    // Before the devices, which they borrow from.
+    // The spaces are dropped before the devices, because spaces borrow from devices.
     spaces: RefCell<Vec<Rc<Space>>>,
     devices: Vec<Device>,
-    /// Requests in flight, and whose they are.
+    /// Requests in flight by token, each with its process's number.
     in_flight: RefCell<BTreeMap<u64, u32>>,
     finished: RefCell<BTreeMap<u64, Result<(), IoError>>>,
     next_token: Cell<u64>,
@@ -79,9 +81,9 @@ pub(crate) struct World {
     lies_noticed: Cell<u64>,
     now: Cell<u64>,
     depth: Cell<u32>,
-    /// The end has begun: nothing new is started.
+    /// The end has begun, and nothing new is started.
     ending: Cell<bool>,
-    /// Steps in which something happened.
+    /// Turns in which something happened.
     steps: Cell<u64>,
 }
 
@@ -112,9 +114,9 @@ impl World {
         world
     }
 
-    /// From the first step to the last check.
+    /// Runs the seed, from the first step to the last check.
     pub(crate) fn run(&self) {
-        // In most turns nothing can be done; a run that is all but idle ends at some time too.
+        // In most turns nothing can be done. The bound on turns ends a run that is almost idle.
         for _ in 0..self.profile.steps * 6 {
             if self.steps.get() >= self.profile.steps {
                 break;
@@ -135,7 +137,7 @@ impl World {
         self.spaces.borrow_mut().push(Rc::new(space));
     }
 
-    /// Remembers an event.
+    /// Adds an event to the log.
     pub(crate) fn note(&self, event: impl FnOnce() -> String) {
         let indent = 2 * self.depth.get() as usize;
         self.log.add(format!("{:6} {:indent$}{}", self.now.get(), "", event()));
@@ -145,12 +147,12 @@ impl World {
         self.coverage.borrow_mut().saw(name);
     }
 
-    /// Whether threads only do what they have begun.
+    /// Whether the end has begun: threads only finish what they have started.
     pub(crate) const fn is_ending(&self) -> bool {
         self.ending.get()
     }
 
-    /// Whether the kernel refuses an install for the moment.
+    /// Whether the kernel refuses an install for now.
     pub(crate) fn refuses(&self) -> bool {
         !self.ending.get() && self.random.percent(self.profile.refuse_percent)
     }
@@ -159,13 +161,13 @@ impl World {
         self.now.get()
     }
 
-    /// Whether it isn't that late yet. At the end everybody has a CPU.
+    /// Whether `moment` is still to come. False at the end, when every thread has a CPU.
     pub(crate) const fn is_before(&self, moment: u64) -> bool {
         !self.ending.get() && self.now.get() < moment
     }
 
-    /// Whether a thread of the engine loses its CPU now, and until when. The CPUs are busy with something else, mostly for a
-    /// moment, sometimes for as long as the seed allows.
+    /// Decides whether a thread of the engine loses its CPU now, and until when. Other programs use the CPUs:
+    /// mostly for a moment, at most for as long as the profile allows.
     pub(crate) fn starves(&self) -> Option<u64> {
         if self.ending.get() || self.random.below(1000) >= self.profile.starve_permille {
             return None;
@@ -180,7 +182,7 @@ impl World {
         !self.ending.get() && pins < PINS_MAX && self.random.percent(self.profile.pin_percent)
     }
 
-    /// Lets a tick pass, gives somebody a turn, and checks.
+    /// Lets a tick pass, gives a space one turn, and checks the space. False if nothing happened.
     fn turn(&self) -> bool {
         self.pass_time();
         self.bury();
@@ -211,7 +213,7 @@ impl World {
         }
     }
 
-    /// Another thread comes in between two instructions of the core.
+    /// Lets another thread run between two instructions of the core.
     #[cfg(feature = "planted")]
     pub(crate) fn interrupt(&self) {
         if self.depth.get() >= DEPTH_MAX || !self.random.percent(self.profile.pause_percent) {
@@ -293,7 +295,7 @@ impl World {
         }
     }
 
-    /// At the end only what brings things to their end happens.
+    /// Does only what completes operations, because the run is ending.
     fn act_to_end(&self, space: &Rc<Space>) -> bool {
         match self.random.below(4) {
             3 => space.use_pin(self),
@@ -303,7 +305,7 @@ impl World {
         }
     }
 
-    /// A thread faults where nothing was ever managed.
+    /// A thread faults on a page that was never managed.
     fn stray(&self, space: &Space) -> bool {
         let beyond = PageIndex(space.pager.table().all().end.0 + self.random.below(1000));
         let step = space.pager.fault(beyond, Access::Read);
@@ -322,7 +324,8 @@ impl World {
         reaped > 0
     }
 
-    /// A process is killed. Never in the middle of somebody else's step: its memory goes at once.
+    /// Kills a process. A process is never killed inside an interruption, because its memory goes at once.
+    /// Always returns false.
     fn kill(&self, space: &Space) -> bool {
         if self.depth.get() == 0 && self.next_number.get() < 12 {
             self.note(|| format!("{} dies", space.number));
@@ -333,8 +336,8 @@ impl World {
         false
     }
 
-    /// Forgets processes that are dead: their requests have come back, as the kernel sees to when a process
-    /// exits. Another one takes the place.
+    /// Removes a dead process whose requests are complete, as the kernel completes them when a process exits.
+    /// A new process takes its place.
     fn bury(&self) {
         let over = |space: &Rc<Space>| {
             space.dying.get() && !self.in_flight.borrow().values().any(|&number| number == space.number)
@@ -342,7 +345,7 @@ impl World {
         let Some(at) = self.spaces.borrow().iter().position(over) else { return };
         let space = self.spaces.borrow_mut().remove(at);
         self.dead.borrow_mut().insert(space.number);
-        // Completions that nobody will ask for.
+        // Drops completions that no operation will ask for.
         space.ops.borrow().iter().for_each(|op| {
             op.for_each_token(|token| {
                 self.finished.borrow_mut().remove(&token);
@@ -352,7 +355,7 @@ impl World {
         self.add_space();
     }
 
-    /// Sends a request to a slot's device; none if the device takes no more at the moment.
+    /// Sends a request to a slot's device. Returns `None` if the device accepts no more requests now.
     pub(crate) fn submit(
         &self,
         space: &Space,
@@ -363,7 +366,7 @@ impl World {
         self.submit_at(space, op, slot, frames, |frame| space.pointer(frame))
     }
 
-    /// As `submit`, for memory that `pointer` knows.
+    /// Sends a request like `submit`, for memory whose addresses `pointer` gives.
     pub(crate) fn submit_at(
         &self,
         space: &Space,
@@ -389,7 +392,7 @@ impl World {
         self.finished.borrow_mut().remove(&token).expect("a finished request")
     }
 
-    /// A checksum failed: there must have been a lie.
+    /// Asserts, after a failed checksum, that the devices have lied often enough.
     pub(crate) fn lied(&self, slot: SlotIndex) {
         self.saw("lie noticed");
         self.lies_noticed.set(self.lies_noticed.get() + 1);
@@ -457,7 +460,7 @@ impl World {
         }
     }
 
-    /// Each page is read by a thread, which compares it.
+    /// Makes threads read each page that isn't absent. The threads compare the bytes.
     fn read_everything(&self, space: &Rc<Space>) {
         let all = space.program.borrow().all();
         let threads = self.profile.threads;

@@ -1,4 +1,5 @@
-//! From parked to stored: pages are placed in the pool or collected for an area, a batch gets slots, and the device writes it.
+//! From parked to stored. Pages are placed in the pool or queued for an area, a batch gets slots, and the
+//! device writes the batch.
 
 use crate::ops::{Next, Op};
 use crate::space::Space;
@@ -8,7 +9,7 @@ use farpage_core::cache::Backing;
 use farpage_core::pager::{Densified, Placed, Shrunk, WriteBatch, WriteProgress, WriteRequest};
 use farpage_io::Op as Direction;
 
-/// What one writer collects.
+/// The pages that one writer collects.
 #[derive(Default)]
 pub(crate) struct Writer {
     pub batch: WriteBatch,
@@ -27,7 +28,7 @@ pub(crate) enum WritePhase {
 }
 
 impl Space {
-    /// Takes a writer that nobody uses out of its place.
+    /// Takes a writer that isn't in use out of its place.
     fn take_writer(&self, world: &World) -> Option<(usize, Box<Writer>)> {
         let mut writers = self.writers.borrow_mut();
         let first = world.random.index(writers.len());
@@ -36,7 +37,7 @@ impl Space {
         order.find_map(|at| writers[at].take().map(|writer| (at, writer)))
     }
 
-    /// Calls `act` inside the map lock with a writer that nobody uses.
+    /// Calls `act` inside the map lock with a writer that isn't in use.
     fn with_writer<T>(&self, world: &World, act: impl FnOnce(&mut WriteBatch) -> T) -> Option<T> {
         let (at, mut writer) = self.take_writer(world)?;
         let result = self.enter().then(|| {
@@ -94,7 +95,7 @@ impl Space {
         true
     }
 
-    /// Makes the pool's oldest object denser, or lets time pass.
+    /// Makes the pool's oldest object denser, or lets the pool's time pass.
     pub(crate) fn densify(&self, world: &World) -> bool {
         if world.random.percent(20) {
             self.pager.pool().turn();
@@ -112,17 +113,19 @@ impl Space {
         true
     }
 
-    /// Pages in the fullest write batch.
+    /// Returns the number of pages in the fullest write batch.
     pub(crate) fn waiting_for_slots(&self) -> usize {
         self.writers.borrow().iter().flatten().map(|writer| writer.batch.len()).max().unwrap_or(0)
     }
 
-    /// Frees slots that pages only keep; nothing is to be heard of writes to those any more.
+    /// Frees slots that resident pages keep. Write protection of these pages is lifted, because their writes
+    /// need not be noticed any more.
     pub(crate) fn release_kept(&self, max: u32) -> u32 {
         self.pager.release_kept(max, |page| self.program.borrow_mut().page_mut(page).protected = false)
     }
 
-    /// Gives a write batch slots; if there are none, frees some, or parks the batch again.
+    /// Gives a write batch slots. If no slot is free, frees some kept slots; if there are none, parks the
+    /// batch again.
     pub(crate) fn assign(&self, world: &World) -> bool {
         let request = self.with_writer(world, |batch| {
             let waiting = batch.len();

@@ -1,5 +1,5 @@
-//! Bugs on purpose: each must be noticed within a few seeds, and without it the same seeds must hold. All in
-//! one test, because a bug is planted in the whole process.
+//! Tests that planted bugs are noticed within a few seeds, and that the same seeds hold without a bug. All
+//! bugs share one test, because a bug is planted in the whole process.
 #![cfg(feature = "planted")]
 
 use farpage_core::planted::{Bug, plant};

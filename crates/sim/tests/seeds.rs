@@ -1,5 +1,4 @@
-//! A few hundred seeds, as `make test` runs them, and the question whether they still reach everything that
-//! can happen.
+//! Runs the seeds of `make test`, and checks that they still reach every possible event.
 
 use farpage_core::stats::Counter;
 use farpage_sim::{Coverage, Say, run};
@@ -8,7 +7,7 @@ use std::thread;
 
 const SEEDS: u64 = 1000;
 
-/// Counters of what only a live driver does.
+/// Counters that only a live driver counts.
 const DRIVERS_OWN: [Counter; 5] = [
     Counter::ForkRefused,
     Counter::SwpinInherited,
@@ -17,7 +16,7 @@ const DRIVERS_OWN: [Counter; 5] = [
     Counter::FaultPolled,
 ];
 
-/// What must have happened at least once, beside the counters.
+/// Events and states that must have occurred at least once, beside the counters.
 const EXPECTED: &[&str] = &[
     "step Zero",
     "step Install",

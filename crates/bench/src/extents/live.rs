@@ -1,7 +1,9 @@
-//! The same for real: a swap file in 20,000 pieces against one in a few, the same program under the same budget.
+//! The live part: a swap file in 20,000 pieces against a file in a few. The same program runs on both under
+//! the same budget.
 //!
-//! The files have no name from the start (they are passed on below /proc), so whatever ends this leaves none behind.
-// UNSAFETY: fallocate and fadvise are C functions; O_DIRECT wants aligned memory, as bytes.
+//! The files never have a name and are passed on below /proc, so no file is left behind, however the
+//! benchmark ends.
+// UNSAFETY: fallocate and fadvise are C functions. O_DIRECT needs aligned memory, given as bytes.
 
 use crate::Effort;
 use crate::live::{self, Outcome};
@@ -18,67 +20,68 @@ use std::time::Instant;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 const MIB: u64 = 1 << 20;
-/// What the program may keep in memory.
+/// Memory of the program, as a word of the command line.
 const RAM: &str = "64M";
 const RAM_BYTES: u64 = 64 << 20;
-/// A request to the disk alone: about what Farpage's writes have.
+/// Bytes of a request to the disk alone: about the mean size of Farpage's writes.
 pub const REQUEST_BYTES: usize = 128 << 10;
-/// So much of the file shows what the disk does.
+/// Bytes of the file that suffice to show what the disk does.
 const DISK_BYTES_MAX: u64 = 512 << 20;
-/// Threads of the program: a disk that is asked by one only waits most of the time.
+/// Threads of the program. A disk with a single requester waits most of the time.
 pub const THREADS: &str = "4";
 
 /// One of the two files.
 pub struct Area {
     file: File,
-    /// Pieces, as `filefrag` counts them.
+    /// Number of pieces, as `filefrag` counts them.
     pub extents: u32,
-    /// How far apart they lie.
+    /// Distance from the first piece to the last.
     pub span_bytes: u64,
 }
 
-/// What the disk gives without Farpage: the file from front to back in requests of [`REQUEST_BYTES`], one at a time,
-/// past the page cache.
+/// The disk's rates without Farpage. The file is accessed from front to back in requests of
+/// [`REQUEST_BYTES`], one at a time, past the page cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Disk {
-    /// MB written in a second.
+    /// MB written per second.
     pub out_mb_s: f64,
-    /// MB read in a second.
+    /// MB read per second.
     pub in_mb_s: f64,
 }
 
-/// What one run gave.
+/// The results of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// Bytes that the program wrote beyond its budget, in a second of writing.
+    /// MB per second of writing, of the bytes that the program wrote beyond its budget.
     pub out_mb_s: f64,
-    /// The same bytes, in a second of reading them back.
+    /// MB per second of reading the same bytes back.
     pub in_mb_s: f64,
     /// Pages that went out and in.
     pub pages: f64,
-    /// KiB in a request to write, on average.
+    /// Mean KiB of a write request.
     pub write_kib: f64,
-    /// How long it took.
+    /// Seconds of the run.
     pub seconds: f64,
 }
 
-/// What was measured.
+/// The measurements.
 pub struct Found {
-    /// The file in many pieces, and the other one.
+    /// The file in many pieces, and the file in a few.
     pub areas: [Area; 2],
-    /// Their size.
+    /// Bytes of each file.
     pub bytes: u64,
-    /// The size of the program, which fills them from the front.
+    /// Bytes of the program, which fills the files from the front.
     pub program: u64,
-    /// The disk alone on each of them, round by round.
+    /// The disk alone on each file, round by round.
     pub disks: [Vec<Disk>; 2],
-    /// Runs of the program on each of them.
+    /// Runs of the program on each file.
     pub runs: [Vec<Run>; 2],
 }
 
-/// Makes both files and runs the program on each in turns. `Err` says why that isn't possible here.
+/// Makes both files, and runs the program on each in turns. `Err` says why the experiment isn't possible
+/// here.
 pub fn run(effort: Effort) -> Result<Found, String> {
-    // A few neighbours in the file are neighbours on the disk nevertheless.
+    // Some more pieces than 20,000, because a few neighbours in the file are also neighbours on the disk.
     let (pieces, program, rounds) = effort.pick((20_500, 1024 * MIB, 5), (600, 96 * MIB, 2));
     let directory = directory();
     let failed = |error: io::Error| format!("a swap file can't be made in {}: {error}", directory.display());
@@ -107,26 +110,26 @@ fn both<T>(rounds: usize, run: impl FnMut(usize) -> Result<T, String>) -> Result
     Ok([first?, next()?])
 }
 
-/// Where `farpage run` puts its files too, by the same variable.
+/// Returns the directory of the files. `farpage run` finds its own by the same variable.
 fn directory() -> PathBuf {
     let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_dir());
     named("FARPAGE_SWAP_DIR").unwrap_or_else(|| "/var/tmp".into())
 }
 
 fn without_a_name(directory: &Path) -> io::Result<File> {
-    // Without O_EXCL, which would forbid to open it again below /proc.
+    // O_EXCL isn't set, because it would forbid opening the file again below /proc.
     OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(directory)
 }
 
 fn allocate(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
-    // SAFETY: takes no pointers.
+    // SAFETY: the call takes no pointers.
     let result = unsafe { libc::fallocate(file.as_raw_fd(), 0, offset as libc::off_t, bytes as libc::off_t) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A file of pieces of 256 to 768 KiB; the published file's had 945. First every second piece is allocated, then those
-/// between, so that each lies far from its neighbours. (Two files that grow in turns are put together by ext4 more
-/// often than not.)
+/// Makes a file of pieces of 256 to 768 KiB. The published file's pieces had 945 kB on average. Every second
+/// piece is allocated first, then the pieces between, so each piece lies far from its neighbours. Two files
+/// that grow in turns don't do, because ext4 usually puts each of them together.
 fn in_pieces(directory: &Path, pieces: u32) -> io::Result<(File, u64)> {
     let file = without_a_name(directory)?;
     let (mut random, mut bytes) = (Random::new(20), 0);
@@ -147,8 +150,8 @@ fn in_one_piece(directory: &Path, bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Writes every block that will be `used` once, so that no run pays for what the file system does at the first write, and then what
-/// mkswap writes. Counts the pieces.
+/// Writes every block that will be `used` once, so that no run pays for the file system's work at a first
+/// write. Then writes the header that mkswap writes, and counts the pieces.
 fn prepared(file: File, bytes: u64, used: u64) -> Result<Area, String> {
     let written = || -> io::Result<()> {
         let zeros = vec![0; MIB as usize];
@@ -162,13 +165,13 @@ fn prepared(file: File, bytes: u64, used: u64) -> Result<Area, String> {
         file.sync_all()
     };
     written().map_err(|error| format!("a file of {bytes} bytes can't be written: {error}"))?;
-    // SAFETY: takes no pointers. Only a hint: the page cache needn't keep the file.
+    // SAFETY: the call takes no pointers. The call is only a hint that the page cache needn't keep the file.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
     let tally = tally(&file, bytes)?;
     Ok(Area { file, extents: tally.extents(), span_bytes: tally.span() * PAGE })
 }
 
-/// The pieces of a file.
+/// Counts the pieces of a file.
 fn tally(file: &File, bytes: u64) -> Result<Tally, String> {
     let mut mapped = Vec::new();
     let looked = fiemap::pieces(file.as_raw_fd(), bytes, |piece| {
@@ -192,7 +195,7 @@ fn disk_alone(file: &File, bytes: u64) -> Result<Disk, String> {
         .map_err(failed)?;
     let mut pages = vec![PageBytes::ZERO; REQUEST_BYTES / PAGE_BYTES];
     let buffer = as_bytes(&mut pages);
-    // The first request has the header.
+    // The first request would overwrite the header.
     let places = || (1..bytes / REQUEST_BYTES as u64).map(|request| request * REQUEST_BYTES as u64);
     let mb_s =
         |began: Instant| places().count() as f64 * REQUEST_BYTES as f64 / 1e6 / began.elapsed().as_secs_f64();
@@ -210,12 +213,12 @@ fn as_bytes(pages: &mut [PageBytes]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(pages.as_mut_ptr().cast(), bytes) }
 }
 
-/// Another opening of the file, for as long as we have it.
+/// Returns a path that opens the file again. The path is valid for as long as this process has the file open.
 fn path_of(file: &File) -> String {
     format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd())
 }
 
-/// A program of `bytes`, without compression, so that every page that doesn't fit goes there.
+/// Runs a program of `bytes` without compression, so that every page that doesn't fit goes to the area.
 fn run_on(area: &Area, bytes: u64) -> Result<Run, String> {
     let path = path_of(&area.file);
     let options = ["--ram", RAM, "--codec", "none", "--pool", "1M", "--swap", &path];

@@ -1,6 +1,6 @@
-//! Lookups by themselves: one file of 80 GB in so many extents, every structure built from the same list, several
-//! threads that look up slots and compare each block with what it must be.
-// UNSAFETY: the size of the heap is asked from C; handed memory is raw.
+//! Lookups by themselves. A file of 80 GB has a given number of extents, and every structure is built from
+//! the same list. Several threads look slots up and compare each block with the right one.
+// UNSAFETY: a thread's CPU time is asked from C, and Farpage's structure is handed raw memory.
 
 use crate::measure::{self, Random, weighed};
 use crate::rivals::{extent_list, extent_rbtree};
@@ -12,34 +12,35 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Slots of an area of 80 GB.
+/// Slots in an area of 80 GB.
 pub const SLOTS: u32 = (80_000_000_000_u64 / 4096) as u32;
-/// Random slots that are prepared: more than a branch predictor learns by heart, 256 KiB.
+/// Random slots that are prepared: 256 KiB, more than a branch predictor can learn.
 const PREPARED: usize = 1 << 15;
 
 /// The structures, in the order of the table's columns.
 pub const STRUCTURES: [&str; 5] =
     ["list with a cursor", "red-black tree", "B-tree (BTreeMap)", "sorted array, binary search", "ours"];
-/// Where what is compared stands in [`STRUCTURES`].
+/// Index of the list in [`STRUCTURES`].
 pub const LIST: usize = 0;
-/// As [`LIST`].
+/// Index of the red-black tree in [`STRUCTURES`].
 pub const RBTREE: usize = 1;
-/// As [`LIST`].
+/// Index of Farpage's structure in [`STRUCTURES`].
 pub const OURS: usize = 4;
 
-/// Which slots are looked up.
+/// The pattern of the slots that are looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// Any.
+    /// Random slots.
     Random,
-    /// Any, each only when the one before is answered: what a lookup takes, rather than how many overlap.
+    /// Random slots, each looked up only after the previous answer. The pattern measures the latency of a
+    /// lookup, while the other patterns let lookups overlap.
     Chained,
-    /// One after the other, each thread from a place of its own.
+    /// One slot after another, each thread from a start of its own.
     Sequential,
 }
 
 impl Pattern {
-    /// Its name.
+    /// Returns the pattern's name.
     pub const fn name(self) -> &'static str {
         match self {
             Pattern::Random => "random",
@@ -49,7 +50,8 @@ impl Pattern {
     }
 }
 
-/// A file in so many pieces of random lengths, scattered over the device. No two are neighbours there.
+/// Makes a file of `extents` pieces of random lengths, scattered over the device. No two pieces are
+/// neighbours there.
 pub fn fragmented(extents: usize, slots: u32, seed: u64) -> Vec<Extent> {
     let mut random = Random::new(seed);
     let mut cuts = std::collections::BTreeSet::from([0]);
@@ -62,7 +64,7 @@ pub fn fragmented(extents: usize, slots: u32, seed: u64) -> Vec<Extent> {
         .zip(ends)
         .map(|(slot, end)| Extent { slot: *slot, count: end - slot, block: 0 })
         .collect();
-    // Placed in another order, with a page between them.
+    // The pieces are placed in another order, with a page between them.
     let mut order: Vec<usize> = (0..pieces.len()).collect();
     random.shuffle(&mut order);
     let mut block = 2048;
@@ -73,7 +75,7 @@ pub fn fragmented(extents: usize, slots: u32, seed: u64) -> Vec<Extent> {
     pieces
 }
 
-/// Handed memory for our structure, on the heap like the others'.
+/// Memory that is handed to Farpage's structure, on the heap like the memory of the other structures.
 struct Memory(Vec<u64>);
 
 impl Memory {
@@ -83,12 +85,13 @@ impl Memory {
 
     fn region(&mut self) -> Region<'_> {
         let bytes = self.0.len() * 8;
-        // SAFETY: the vector's own memory, zeroed, borrowed exclusively for as long as the region lives.
+        // SAFETY: the memory is the vector's own and zeroed. The vector is borrowed exclusively for as long
+        // as the region lives.
         unsafe { Region::new(self.0.as_mut_ptr().cast(), bytes) }
     }
 }
 
-/// What a sorted array needs.
+/// A sorted array.
 struct Array {
     starts: Vec<u32>,
     blocks: Vec<u64>,
@@ -101,10 +104,10 @@ impl Array {
     }
 }
 
-/// Time that this thread has had on a CPU.
+/// Returns the time that this thread has had on a CPU.
 fn cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one timespec, which lives here.
+    // SAFETY: the call writes one timespec, which lives in this function.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
@@ -112,21 +115,21 @@ fn cpu_time() -> Duration {
 /// One measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Lookup {
-    /// What one took: CPU time of the threads, so that it doesn't count when somebody else has the CPU.
+    /// CPU time of one lookup in ns. Time in which another program has the CPU doesn't count.
     pub ns: f64,
-    /// How many there were in a second, by all threads together.
+    /// Lookups per second, all threads together.
     pub per_second: f64,
 }
 
-/// What was measured for one file.
+/// The measurements of one file.
 pub struct Found {
     /// Bytes of memory for each extent, by structure.
     pub bytes_each: Vec<f64>,
-    /// By pattern, then number of threads, then structure, then round.
+    /// Lookups by pattern, then number of threads, then structure, then round.
     pub lookups: Vec<Vec<Vec<Vec<Lookup>>>>,
 }
 
-/// How it is measured.
+/// The plan of the measurements of one file.
 pub struct Plan<'a> {
     /// Pieces of the file.
     pub extents: usize,
@@ -136,7 +139,7 @@ pub struct Plan<'a> {
     pub threads: &'a [usize],
     /// Rounds.
     pub rounds: usize,
-    /// How long each measurement is.
+    /// Duration of each measurement.
     pub each: Duration,
 }
 
@@ -200,7 +203,7 @@ impl Course<'_> {
         Course { pieces, random }
     }
 
-    /// Looks up by `threads` threads together.
+    /// Runs lookups by `threads` threads together.
     fn run(
         &self,
         plan: &Plan,
@@ -209,7 +212,7 @@ impl Course<'_> {
         block: impl Fn(u32) -> u64 + Sync,
     ) -> Lookup {
         let (stop, spans) = (AtomicBool::new(false), Mutex::new(Vec::new()));
-        // One more, which ends it.
+        // One more thread ends the run.
         measure::on_threads(threads + 1, |thread| {
             if thread == threads {
                 std::thread::sleep(plan.each);
@@ -232,7 +235,8 @@ impl Course<'_> {
             let (ended, cpu) = (Instant::now(), cpu_time() - cpu_began);
             spans.lock().expect("no thread panicked").push((began, ended, cpu, count));
         });
-        // From when the first began: all may have been at work before this thread got going again.
+        // The time runs from the first thread's start. All threads may have been at work before this thread
+        // ran again.
         let spans = spans.into_inner().expect("no thread panicked");
         let began = spans.iter().map(|span| span.0).min().expect("a thread at least");
         let ended = spans.iter().map(|span| span.1).max().expect("a thread at least");
@@ -244,13 +248,13 @@ impl Course<'_> {
         }
     }
 
-    /// As [`look_up`], but which slot comes next isn't known before the last is answered.
+    /// Looks slots up like [`look_up`], but the next slot isn't known before the last answer.
     fn look_up_chained(&self, block: impl Fn(u32) -> u64, from: usize, stop: &AtomicBool) -> u64 {
         let (mut count, mut at) = (0, from);
         loop {
             let (slot, wanted) = self.random[at % PREPARED];
             let difference = block(slot) ^ u64::from(wanted);
-            // Always 0, but neither the compiler nor the processor knows.
+            // The difference is always 0, but neither the compiler nor the processor knows.
             at += 1 + std::hint::black_box(difference) as usize;
             assert!(difference == 0, "slot {slot} isn't at block {wanted}");
             count += 1;
@@ -261,7 +265,7 @@ impl Course<'_> {
     }
 }
 
-/// Looks slots up until it is stopped, and compares each answer. Returns how many.
+/// Looks slots up until `stop` is set, and compares each answer. Returns the number of lookups.
 fn look_up<S: Borrow<(u32, u32)>>(
     block: impl Fn(u32) -> u64,
     slots: impl Iterator<Item = S>,

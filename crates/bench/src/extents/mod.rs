@@ -1,8 +1,8 @@
 //! `farpage bench extents`: from a slot to its block.
 //!
-//! Linux kept extents in a list with one cursor until several tasks that swapped at once spent 90 % of their time
-//! walking it, and put them in a red-black tree. [`lookups`] measures both, two more, and ours; [`live`] runs a
-//! program on a file in 20,000 pieces and on one in a few.
+//! Linux kept extents in a list with one cursor. When several tasks swapped at once, they spent 90 % of their
+//! time walking the list. Linux 5.3 replaced the list by a red-black tree. [`lookups`] measures both, two
+//! more structures, and ours. [`live`] runs a program on a file in 20,000 pieces and on a file in a few.
 
 mod live;
 mod lookups;
@@ -13,15 +13,15 @@ use crate::report::{Cell, Chart, Report, Table, Target};
 use lookups::{LIST, Lookup, OURS, Pattern, Plan, RBTREE, STRUCTURES};
 use std::time::Duration;
 
-/// Extents of the files: two; what the published file had at first; the published experiment; the file that
-/// started it, 80 GB.
+/// Numbers of extents of the files. In this order: the smallest file, the published file at first, the
+/// published experiment, and the 80 GB file that started the change.
 const FILES: [usize; 4] = [2, 2_000, 20_000, 84_656];
-/// The one that is judged.
+/// Extents of the file that the targets are about.
 const JUDGED: usize = 84_656;
 const THREADS: [usize; 3] = [1, 4, 8];
 const PATTERNS: [Pattern; 3] = [Pattern::Random, Pattern::Chained, Pattern::Sequential];
 
-/// Runs it.
+/// Runs the experiment.
 pub fn run(effort: Effort) -> Result<Report, String> {
     let mut report = Report::new("extents");
     report.published = vec![
@@ -48,7 +48,7 @@ pub fn run(effort: Effort) -> Result<Report, String> {
     show_throughput(&mut report, &measured[judged]);
     show_memory(&mut report, &measured);
     judge_lookups(&mut report, &measured[judged]);
-    // One at a time, as between two requests to a disk.
+    // One lookup at a time, as between two requests to a disk.
     let one_by_one = &measured[judged].lookups[1][0];
     let ns: Vec<_> =
         STRUCTURES.into_iter().zip(one_by_one.iter().map(|rounds| Sample::of(&ns(rounds)))).collect();
@@ -70,7 +70,7 @@ fn ns(rounds: &[Lookup]) -> Vec<f64> {
     rounds.iter().map(|lookup| lookup.ns).collect()
 }
 
-/// How many times longer another structure takes than ours.
+/// Returns the ratio of another structure's time to ours.
 fn times_ours(by_structure: &[Vec<Lookup>], other: usize) -> Sample {
     measure::ratio(&ns(&by_structure[other]), &ns(&by_structure[OURS]))
 }
@@ -98,7 +98,7 @@ fn show_lookups(report: &mut Report, measured: &[lookups::Found]) {
     }
 }
 
-/// What several threads get done together: the other CPUs' programs count here.
+/// Adds the throughput of several threads together. Other programs on the CPUs count here.
 fn show_throughput(report: &mut Report, found: &lookups::Found) {
     let mut columns = vec!["threads"];
     columns.extend(STRUCTURES);
@@ -116,7 +116,7 @@ fn show_throughput(report: &mut Report, found: &lookups::Found) {
     report.tables.push(table);
 }
 
-/// All but the list, beside which nothing could be seen.
+/// Returns a chart of all structures except the list. Beside the list no other bar could be seen.
 fn chart_of(measured: &[lookups::Found], at: usize, pattern: Pattern) -> Chart {
     let ns = |found: &lookups::Found, who: usize| Sample::of(&ns(&found.lookups[at][1][who])).median;
     let series = (RBTREE..STRUCTURES.len())
@@ -133,7 +133,7 @@ fn show_memory(report: &mut Report, measured: &[lookups::Found]) {
     let mut columns = vec!["extents"];
     columns.extend(STRUCTURES);
     let mut table = Table::new("bytes for each extent, as the heap gave them", &columns);
-    // A heap's smallest piece says nothing about two.
+    // The file of two extents is left out, because its figure is only the heap's smallest piece.
     for (extents, found) in FILES.iter().zip(measured).skip(1) {
         let mut row: Vec<Cell> = vec![(*extents).into()];
         row.extend(found.bytes_each.iter().map(|bytes| Cell::from(*bytes)));
@@ -218,20 +218,21 @@ fn show_live(report: &mut Report, found: &live::Found, ns: &[(&str, Sample)]) {
     );
 }
 
-/// MB/s out and in, round by round.
+/// MB/s out and in, round by round, and KiB of a write.
 struct Rates {
     out: Vec<f64>,
     back: Vec<f64>,
     kib: Vec<f64>,
 }
 
-/// The file in pieces over the other one.
+/// Returns the ratios of the file in pieces to the file in one piece, out and in.
 fn ratios(rates: &[Rates; 2]) -> (Sample, Sample) {
     let [pieces, whole] = rates;
     (measure::ratio(&pieces.out, &whole.out), measure::ratio(&pieces.back, &whole.back))
 }
 
-/// What lookups would take of the runs on the file in pieces, if each page that went out or in needed one.
+/// Returns the share of the runs on the file in pieces that lookups would take, if each page written or read
+/// needed one.
 fn share_of_mapping(runs: &[live::Run], ns: &[(&str, Sample)]) -> Table {
     let columns = ["structure", "ns each", "lookups", "seconds", "of the run, %"];
     let mut table = Table::new("share of time in mapping, live, with a lookup for each page", &columns);

@@ -1,7 +1,8 @@
-"""Pages of what programs have in memory, on standard output: KIND COUNT.
+"""Writes COUNT pages of what programs have in memory to standard output: KIND COUNT.
 
-heap: an interpreter's objects, read back from this very process · integers, floats: columns of tables · text · packed: what is
-compressed already · sparse: tables that are mostly empty · digits: a log, most of which is digits. The same bytes each time, but for addresses in the heap.
+heap: an interpreter's objects, read back from this very process · integers, floats: columns of tables · text
+· packed: what is compressed already · sparse: tables that are mostly empty · digits: a log, most of which is
+digits. The bytes are the same each time, but for addresses in the heap.
 """
 
 import array
@@ -15,7 +16,8 @@ random.seed(5)
 
 
 def heap(count):
-    """Parsed records: dictionaries, strings, numbers, lists, as a program has them that has read a file of JSON."""
+    """Parsed records, as a program has them that has read a file of JSON: dictionaries, strings, numbers,
+    lists."""
     people = [{"id": n, "name": "%s %s" % (random.choice(NAMES), random.choice(NAMES)), "score": random.random(),
                "tags": random.sample(NAMES, 3), "visits": [random.randrange(1000) for _ in range(8)]}
               for n in range(count * 6)]
@@ -30,7 +32,7 @@ def heap(count):
             found = memory.read(end - start)
             pages += [found[at:at + PAGE] for at in range(0, len(found), PAGE) if any(found[at:at + PAGE])]
     assert len(people) == count * 6 and len(pages) >= count
-    # From everywhere: what was made first is the interpreter itself.
+    # Pages come from everywhere, because what was made first is the interpreter itself.
     return b"".join(pages[n * len(pages) // count] for n in range(count))
 
 
@@ -38,7 +40,8 @@ NAMES = ["%s%s" % (a, b) for a in ("an", "bel", "cor", "dar", "el", "fin", "gil"
 
 
 def columns(code, kinds, count):
-    """So many pages of each kind of column, each from a function of the row's number."""
+    """Returns `count` pages or a few more, equally many of each kind of column. A kind is a function of the
+    row's number."""
     words = PAGE // array.array(code).itemsize
     each = -(-count // len(kinds))
     return b"".join(array.array(code, (kind(row) for row in range(each * words))).tobytes() for kind in kinds)
@@ -83,13 +86,13 @@ def packed(count):
 
 
 def sparse(count):
-    """Counts in a table of hashes, one of ten places taken."""
+    """Counts in a table of hashes, with one of ten places taken."""
     words = count * PAGE // 8
     return array.array("q", (random.randrange(1 << 20) if random.random() < 0.1 else 0 for _ in range(words))).tobytes()
 
 
 def digits(count):
-    """Lines of a time, where in memory, and a digest: 128 bytes each."""
+    """Lines of 128 bytes: a time, an address in memory, and a digest."""
     line = "2026-11-%02d %02d:%02d:%09.6f allocated at 0x%012x, sha256 %064x\n"
     time = lambda: (random.randrange(1, 31), random.randrange(24), random.randrange(60), random.uniform(0, 60))
     lines = (line % (*time(), random.getrandbits(47), random.getrandbits(256)) for _ in range(count * PAGE // 100))

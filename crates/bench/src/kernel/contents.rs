@@ -1,6 +1,7 @@
-//! What the pages hold that are evicted: pages of real programs, collected by a program of its own (`contents.py`) so that
-//! its objects are none of ours. [`Bank`] is how the load gets at them.
-// UNSAFETY: a file of pages is mapped, so that it isn't anonymous memory of the load's, which a budget is about.
+//! The contents of evicted pages: pages of real programs. A separate program (`contents.py`) collects them,
+//! so that its objects aren't objects of this process. The load reads the pages through [`Bank`].
+// UNSAFETY: the file of pages is mapped, so that it isn't anonymous memory of the load, which counts against
+// the budget.
 
 use crate::load::region::PAGE_BYTES;
 use std::fs::File;
@@ -12,11 +13,11 @@ use std::process::{Command, Stdio};
 const SCRIPT: &str = include_str!("contents.py");
 const WORDS: usize = PAGE_BYTES / 8;
 
-/// Kinds of pages, and how many of each 20 there are: most of what programs have in memory is a heap.
+/// Kinds of pages, with their numbers in 20 pages. Most memory of programs is a heap.
 pub const KINDS: [(&str, usize); 6] =
     [("heap", 7), ("integers", 4), ("floats", 3), ("text", 3), ("packed", 2), ("sparse", 1)];
 
-/// Pages of one kind.
+/// Collects pages of one kind.
 pub fn collect(kind: &str, count: usize) -> Result<Vec<u8>, String> {
     let output = Command::new("python3")
         .args(["-c", SCRIPT, kind, &count.to_string()])
@@ -32,7 +33,7 @@ pub fn collect(kind: &str, count: usize) -> Result<Vec<u8>, String> {
     Ok(output.stdout)
 }
 
-/// Writes a file, which isn't there yet, with so many pages of all kinds.
+/// Writes a new file with about `pages` pages of all kinds.
 pub fn write_bank(path: &Path, pages: usize) -> Result<(), String> {
     let share = |parts: usize| pages * parts / 20;
     let all: Result<Vec<Vec<u8>>, String> =
@@ -43,14 +44,14 @@ pub fn write_bank(path: &Path, pages: usize) -> Result<(), String> {
         .map_err(|error| format!("{} can't be written: {error}", path.display()))
 }
 
-/// Pages of a file, for as long as the process lives.
+/// The pages of a file, mapped until the process ends.
 #[derive(Clone, Copy)]
 pub struct Bank {
     words: &'static [u64],
 }
 
 impl Bank {
-    /// Of pages that are collected now.
+    /// Collects pages and makes a bank of them.
     pub fn collected(pages: usize) -> Result<Bank, String> {
         let path = std::env::temp_dir().join(format!("farpage-pages-{}", std::process::id()));
         write_bank(&path, pages)?;
@@ -59,7 +60,7 @@ impl Bank {
         bank
     }
 
-    /// Maps it.
+    /// Maps a file of pages.
     pub fn open(path: &Path) -> Result<Bank, String> {
         let cant = |why: String| format!("{} has no pages: {why}", path.display());
         let file = File::open(path).map_err(|error| cant(error.to_string()))?;
@@ -67,7 +68,7 @@ impl Bank {
         if pages == 0 {
             return Err(cant("it is shorter than a page".to_owned()));
         }
-        // SAFETY: a new mapping where the kernel likes it.
+        // SAFETY: the kernel chooses the place of the new mapping.
         let base = unsafe {
             let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
             libc::mmap(std::ptr::null_mut(), pages * PAGE_BYTES, protection, flags, file.as_raw_fd(), 0)
@@ -75,12 +76,12 @@ impl Bank {
         if base == libc::MAP_FAILED {
             return Err(cant(std::io::Error::last_os_error().to_string()));
         }
-        // SAFETY: mapped for good, readable, aligned to pages; any bytes are integers. Whoever made the file writes it once,
-        // before the load starts.
+        // SAFETY: the mapping is permanent, readable, and aligned to pages. Any bytes are integers. The file
+        // is written once, before the load starts.
         Ok(Bank { words: unsafe { std::slice::from_raw_parts(base.cast(), pages * WORDS) } })
     }
 
-    /// One of its pages: the same one for a number each time.
+    /// Returns the page of a number. A number always gives the same page.
     pub fn page(&self, number: u64) -> &'static [u64] {
         let page = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % (self.words.len() / WORDS);
         &self.words[page * WORDS..][..WORDS]

@@ -1,8 +1,9 @@
-//! The kernel's own swap, made ready for a benchmark and put back as it was: a swap file, zswap's settings, a memory cgroup.
+//! The kernel's own swap: a swap file, zswap's settings and a memory cgroup, set up for a benchmark and
+//! restored afterwards.
 //!
-//! Each step is written to a journal before it is done. What ends the benchmark - its end, an error, Ctrl-C - undoes them in
-//! reverse; after a sudden death the next run does.
-// UNSAFETY: swapon, swapoff, and a handler of signals.
+//! Each step is written to a journal before it is done. At the end, on an error and on Ctrl-C, the benchmark
+//! undoes the steps in reverse. After a sudden death the next run undoes them.
+// UNSAFETY: swapon, swapoff, and a signal handler.
 
 use crate::load::region::PAGE_BYTES;
 use std::ffi::CString;
@@ -14,16 +15,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const JOURNAL: &str = "/run/farpage-bench-kernel";
-/// Written, and then renamed: a journal is whole or not there.
+/// The journal is written here and then renamed, so that a journal is complete or absent.
 const JOURNAL_NEW: &str = "/run/farpage-bench-kernel.new";
-/// Locked by who has a journal.
+/// Locked by the process that has a journal.
 const LOCK: &str = "/run/farpage-bench-kernel.lock";
 const ZSWAP: &str = "/sys/module/zswap/parameters";
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// `vm.page-cluster`: as it is by default, without readahead, and the most that readahead by address does.
+/// Values of `vm.page-cluster`: the default, no readahead, and the most that readahead by address does.
 pub const PAGE_CLUSTERS: [u32; 3] = [3, 0, 5];
-/// `swapon`: use this one before all others.
+/// Flag of `swapon` for an area with a priority. With `PRIORITY_MAX` the kernel uses the area first.
 const PREFER: i32 = 0x8000;
 const PRIORITY_MAX: i32 = 0x7fff;
 
@@ -33,17 +34,17 @@ extern "C" fn on_interrupt(_: i32) {
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
-/// An error if somebody wants the benchmark to end.
+/// Returns an error if a signal has asked the benchmark to end.
 pub fn go_on() -> Result<(), String> {
     if INTERRUPTED.load(Ordering::Relaxed) { Err("interrupted".to_owned()) } else { Ok(()) }
 }
 
-/// Where both swap to.
+/// Returns the directory to which the kernel and Farpage swap.
 pub fn directory() -> PathBuf {
     std::env::var_os("FARPAGE_SWAP_DIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
 }
 
-/// From now on Ctrl-C and its like don't end this process: they are asked for.
+/// Makes Ctrl-C and similar signals set a flag instead of ending this process. [`go_on`] reads the flag.
 pub fn hear_interrupts() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
         // SAFETY: the handler only stores a flag.
@@ -60,18 +61,18 @@ fn read(path: impl AsRef<Path>) -> Result<String, String> {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).map_err(|error| cant("read", path, error))
 }
 
-/// One thing to undo.
+/// A step that can be undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
-    /// A setting had this value.
+    /// A setting, with the value that it had.
     Value(PathBuf, String),
-    /// A file is swapped to.
+    /// A file that the kernel swaps to.
     Swap(PathBuf),
-    /// A file was made.
+    /// A file that was made.
     File(PathBuf),
-    /// A directory was made, for files of ours.
+    /// A directory that was made, for the benchmark's files.
     Directory(PathBuf),
-    /// A cgroup was made.
+    /// A cgroup that was made.
     Group(PathBuf),
 }
 
@@ -114,11 +115,11 @@ impl Step {
     }
 }
 
-/// It may not be swapped to any more, or not yet.
+/// Ends swapping to a file. A file that isn't swapped to, any more or yet, is no error.
 fn swap_off(path: &Path) -> Result<(), String> {
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
     loop {
-        // SAFETY: a string that ends with a zero.
+        // SAFETY: the pointer is a string that ends with a zero byte.
         if unsafe { libc::swapoff(name.as_ptr()) } == 0 {
             return Ok(());
         }
@@ -131,7 +132,7 @@ fn swap_off(path: &Path) -> Result<(), String> {
     }
 }
 
-/// The kernel takes a moment to see that the last process has gone.
+/// Removes a cgroup. The kernel takes a moment to see that the last process has gone, so removal is retried.
 fn remove_group(path: &Path) -> Result<(), String> {
     let mut last = Ok(());
     for _ in 0..200 {
@@ -144,16 +145,16 @@ fn remove_group(path: &Path) -> Result<(), String> {
     last
 }
 
-/// What was changed.
+/// The steps that were done.
 #[derive(Debug)]
 struct Journal {
     steps: Vec<Step>,
-    /// As long as this is open no other run changes anything.
+    /// While this file is open, no other run changes anything.
     _lock: File,
 }
 
 impl Journal {
-    /// Undoes what an earlier run has left, if that has died.
+    /// Takes the lock, and undoes the steps that an earlier run left when it died.
     fn new() -> Result<Journal, String> {
         let lock = Path::new(LOCK);
         let file = File::create(lock).map_err(|error| cant("made", lock, error))?;
@@ -173,7 +174,7 @@ impl Journal {
             .map_err(|error| cant("written", Path::new(JOURNAL), error))
     }
 
-    /// To be called before the step is made.
+    /// Adds a step to the journal. Must be called before the step is done.
     fn note(&mut self, step: Step) -> Result<(), String> {
         self.steps.push(step);
         self.write()
@@ -189,7 +190,7 @@ impl Journal {
         fs::write(path, value).map_err(|error| cant(&format!("set to {value}"), path, error))
     }
 
-    /// What can't be undone stays in it, for another try.
+    /// Undoes all steps. Steps that can't be undone stay in the journal, so that they can be retried.
     fn undo(&mut self) -> Result<(), String> {
         let undone = undo_all(&mut self.steps);
         if undone.is_ok() {
@@ -201,7 +202,7 @@ impl Journal {
     }
 }
 
-/// Undoes the last step first. Those that can't be undone are left.
+/// Undoes the steps, the last step first. Steps that can't be undone are left.
 fn undo_all(steps: &mut Vec<Step>) -> Result<(), String> {
     let mut undone = Ok(());
     let mut left = Vec::new();
@@ -215,12 +216,12 @@ fn undo_all(steps: &mut Vec<Step>) -> Result<(), String> {
     undone
 }
 
-/// How the kernel swaps.
+/// A setting of the kernel's swap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// zswap's codec; none if it is off.
+    /// The codec of zswap. `None` switches zswap off.
     pub codec: Option<String>,
-    /// `vm.page-cluster`: windows of readahead have 2^n pages.
+    /// `vm.page-cluster`: readahead windows have 2^n pages.
     pub page_cluster: u32,
 }
 
@@ -234,7 +235,7 @@ impl fmt::Display for Setting {
     }
 }
 
-/// The kernel's swap, for as long as this lives.
+/// The kernel's swap, set up for as long as this value lives.
 pub struct Machine {
     journal: Journal,
     group: PathBuf,
@@ -242,15 +243,16 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Makes a swap file of `swap_bytes` in `directory` and a cgroup whose memory is at most `ram_bytes`.
+    /// Makes a swap file of `swap_bytes` in `directory`, and a cgroup whose memory is at most `ram_bytes`.
     pub fn new(directory: &Path, swap_bytes: u64, ram_bytes: u64) -> Result<Machine, String> {
-        // SAFETY: takes nothing.
+        // SAFETY: the function takes no arguments.
         if unsafe { libc::geteuid() } != 0 {
             return Err(
                 "it changes the kernel's settings, which takes root: sudo farpage bench ...".to_owned()
             );
         }
-        // Undone must be what was done, wherever somebody stands then.
+        // The journal needs absolute paths, because the run that undoes it may have another current
+        // directory.
         let directory = directory.canonicalize().map_err(|error| cant("used", directory, error))?;
         let mut machine = Machine { journal: Journal::new()?, group: PathBuf::new(), is_v2: false };
         undo_before_a_panic_ends_this();
@@ -271,7 +273,7 @@ impl Machine {
         make_swap_file(&file, swap_bytes).map_err(|error| cant("made", &file, error))?;
         journal.note(Step::Swap(file.clone()))?;
         let path = CString::new(file.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
-        // SAFETY: a string that ends with a zero.
+        // SAFETY: the pointer is a string that ends with a zero byte.
         if unsafe { libc::swapon(path.as_ptr(), PREFER | PRIORITY_MAX) } != 0 {
             return Err(cant("swapped to", &file, std::io::Error::last_os_error()));
         }
@@ -290,36 +292,36 @@ impl Machine {
         Ok((group, is_v2))
     }
 
-    /// From now on its members have so much memory. There may be none that has more.
+    /// Sets the memory limit of the cgroup's members. No member may use more at this moment.
     pub fn limits_to(&self, ram_bytes: u64) -> Result<(), String> {
         limit(&self.group, self.is_v2, ram_bytes)
     }
 
-    /// A file that is removed in the end.
+    /// Adds a file that is removed at the end.
     pub fn has_file(&mut self, path: &Path) -> Result<(), String> {
         self.journal.note(Step::File(path.to_owned()))
     }
 
-    /// A directory that is removed in the end, with what is in it.
+    /// Adds a directory that is removed at the end, with its contents.
     pub fn has_directory(&mut self, path: &Path) -> Result<(), String> {
         self.journal.note(Step::Directory(path.to_owned()))
     }
 
-    /// Whether zswap's pool is a part of what the cgroup may have.
+    /// Whether the cgroup's limit includes zswap's pool.
     pub const fn pool_is_within(&self) -> bool {
         self.is_v2
     }
 
-    /// The file that makes who writes its number there a member.
+    /// Returns the file in which a process enters its number to join the cgroup.
     pub fn members(&self) -> PathBuf {
         self.group.join("cgroup.procs")
     }
 
-    /// From now on the kernel swaps like this.
+    /// Makes the kernel swap with this setting.
     pub fn swaps_as(&mut self, setting: &Setting) -> Result<(), String> {
         let zswap = Path::new(ZSWAP);
         self.journal.set(PAGE_CLUSTER, &setting.page_cluster.to_string())?;
-        // What isn't used may be missing.
+        // zswap may be missing if it isn't used.
         if setting.codec.is_some() || zswap.exists() {
             self.journal.set(zswap.join("enabled"), if setting.codec.is_some() { "Y" } else { "N" })?;
         }
@@ -329,7 +331,7 @@ impl Machine {
         }
     }
 
-    /// The codecs that zswap has here, by trying them.
+    /// Returns the codecs that zswap supports on this machine, by trying each.
     pub fn codecs(&mut self) -> Vec<String> {
         let mut has = |codec: &&str| {
             let setting = Setting { codec: Some((*codec).to_owned()), page_cluster: 3 };
@@ -363,7 +365,7 @@ impl Drop for Machine {
     }
 }
 
-/// A panic ends this program at once, and nothing is dropped.
+/// Installs a panic hook that undoes all steps. A panic ends this program at once, and nothing is dropped.
 fn undo_before_a_panic_ends_this() {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -375,19 +377,20 @@ fn undo_before_a_panic_ends_this() {
     }));
 }
 
-/// What zswap has in its pool, in bytes.
+/// Returns the bytes in zswap's pool.
 pub fn pool_bytes() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Zswap:"));
     line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// Pages that the kernel has written to swap so far.
+/// Returns the number of pages that the kernel has written to swap so far.
 pub fn pages_written() -> u64 {
     counted("pswpout")
 }
 
-/// Processes that the kernel has killed so far because it found no memory for them, in a cgroup or at all.
+/// Returns the number of processes that the kernel has killed so far for lack of memory, in a cgroup or
+/// globally.
 pub fn killed() -> u64 {
     counted("oom_kill")
 }
@@ -398,12 +401,12 @@ fn counted(event: &str) -> u64 {
     words.find_map(|(name, count)| (name == event).then(|| count.parse().ok())?).unwrap_or(0)
 }
 
-/// A file as mkswap would make it: the header is version 1's.
+/// Makes a file as mkswap would, with a header of version 1.
 fn make_swap_file(path: &Path, bytes: u64) -> std::io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
     let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
-    // SAFETY: takes no pointers. The file has no holes afterwards, which swapon insists on.
+    // SAFETY: the function takes no pointers. Afterwards the file has no holes, as swapon requires.
     match unsafe { libc::posix_fallocate(fd, 0, bytes as libc::off_t) } {
         0 => {}
         error => return Err(std::io::Error::from_raw_os_error(error)),
@@ -445,7 +448,7 @@ mod tests {
         assert!(Step::Value(gone(), String::new()).undo().is_err());
     }
 
-    /// They were forgotten, and with them what the next run would have tried again.
+    /// Steps that couldn't be undone were forgotten, so the next run didn't retry them.
     #[test]
     fn what_cannot_be_undone_is_left() {
         let gone = || PathBuf::from("/nonexistent/farpage");

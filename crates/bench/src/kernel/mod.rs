@@ -1,9 +1,12 @@
-//! `farpage bench kernel`: the kernel's own swap and Farpage, with the same program, unmodified, and as much memory.
+//! `farpage bench kernel`: the kernel's own swap against Farpage, with the same unmodified program and equal
+//! memory.
 //!
-//! The kernel's side is a memory cgroup and a swap file, with zswap and without; Farpage's is `farpage run` with a budget of
-//! the cgroup's limit and what zswap's pool had at its peak in the same round, since version 1 of cgroups doesn't count the
-//! pool. Both swap to the same directory. The kernel runs with the codec that is best for the first load, and the readahead that
-//! is best for each, found in runs before those that count. What the program is: [`crate::load::touch`]. What the pages hold: [`contents`].
+//! The kernel's side is a memory cgroup and a swap file, with zswap and without. Farpage's side is `farpage
+//! run`. The budget is the cgroup's limit. With version 1 of cgroups, which doesn't count zswap's pool, the
+//! budget also has the pool's peak in the same round. Both swap to the same directory. The kernel runs with
+//! the codec that is best for the first load, and with the readahead that is best for each load. Runs before
+//! the counted ones find both. The program is [`crate::load::touch`]. The contents of its pages are
+//! [`contents`].
 
 pub mod contents;
 pub mod machine;
@@ -19,10 +22,10 @@ use std::path::Path;
 const MIB: u64 = 1 << 20;
 /// Percent of touches that write.
 const WRITES: u64 = 20;
-/// The least pool that Farpage has: what is evicted goes to disk.
+/// The smallest pool of Farpage. With it, evicted pages go to disk.
 const POOL_LEAST: &str = "1M";
 
-/// Where pages go that are evicted.
+/// The place to which evicted pages go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tier {
     /// zswap, or Farpage's pool.
@@ -46,7 +49,7 @@ struct Case {
     pattern: &'static str,
     threads: usize,
     write_percent: u64,
-    /// The part of the result that counts, and what it is to be, as a ratio of touches to the kernel's.
+    /// The part of the result that counts, and its target: the ratio of its touches to the kernel's.
     wanted: Option<(&'static str, f64)>,
 }
 
@@ -66,7 +69,7 @@ impl Case {
         format!("{}, {}, {threads}, {} % writes", self.tier.name(), self.pattern, self.write_percent)
     }
 
-    /// Of a part, in a chart: short enough to fit below its bars.
+    /// Returns the name of a part in a chart, short enough to fit below its bars.
     fn short_name(&self, part: &str) -> String {
         match (self.pattern, self.threads) {
             ("mixed", _) => format!("mix: {part}"),
@@ -76,7 +79,7 @@ impl Case {
     }
 }
 
-/// What is measured; a quick run takes the first of each tier.
+/// Returns the cases. A quick run has only the first case of each tier.
 fn cases(effort: Effort) -> Vec<Case> {
     use Tier::{Disk, Pool};
     let random = |tier, threads, wanted| Case::of(tier, "random", threads, Some(("random", wanted)));
@@ -112,7 +115,7 @@ fn cases(effort: Effort) -> Vec<Case> {
     }
 }
 
-/// Sizes, and how often.
+/// Sizes, times and rounds of a run.
 struct Size {
     ram: u64,
     bytes: u64,
@@ -124,9 +127,9 @@ struct Size {
 /// One run.
 struct Run {
     outcome: Outcome,
-    /// Of the pool, in bytes: its peak.
+    /// Peak of the pool, in bytes.
     pool: u64,
-    /// Pages to disk.
+    /// Pages written to disk.
     written: u64,
 }
 
@@ -143,18 +146,18 @@ struct Measured {
     kernel: Vec<Run>,
     farpage: Vec<Run>,
     unlimited: Vec<Run>,
-    /// Runs that the kernel ended because it found no memory. They were made again.
+    /// Runs that the kernel ended because it found no memory. The runs were repeated.
     killed: usize,
 }
 
 impl Measured {
-    /// Names of the parts that the load has.
+    /// Returns the names of the load's parts.
     fn parts(&self) -> Vec<&'static str> {
         if self.case.pattern == "mixed" { vec!["sequential", "random"] } else { vec![self.case.pattern] }
     }
 }
 
-/// Runs it, or only the cases whose titles contain this.
+/// Runs all cases, or only those whose titles contain `only`.
 pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     let mut cases = cases(effort);
     cases.retain(|case| only.is_none_or(|text| case.title().contains(text)));
@@ -169,7 +172,7 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     };
     machine::hear_interrupts();
     let directory = machine::directory();
-    // Room for everything, and for what the kernel likes to have free.
+    // The swap file holds everything, and the space that the kernel keeps free.
     let mut machine = Machine::new(&directory, 2 * size.bytes, size.ram)?;
     let bank = std::env::temp_dir().join(format!("farpage-bank-{}", std::process::id()));
     machine.has_file(&bank)?;
@@ -196,14 +199,15 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     Ok(report)
 }
 
-/// Runs of each of the kernel's settings before those that count.
+/// Runs with each setting of the kernel before the counted runs.
 const TRIALS: usize = 3;
-/// So much faster is the fastest than those that aren't tried again.
+/// Ratio of speeds beyond which a slower setting isn't tried again.
 const HOPELESS: f64 = 4.0;
 
-/// The settings with the speed that `run` finds with each: medians of up to three runs in turns. (One run of each had the kernel at
-/// half of its speed, and less, in some loads.) Those with which the kernel only fails are left out, and what is slower than the
-/// fastest by far isn't tried again.
+/// Returns the settings with the speed that `run` finds for each: the median of up to three runs in turns. A
+/// single run isn't enough, because in some loads a bad moment halves the kernel's speed or worse. A setting
+/// with which the kernel only fails is left out. A setting that is far slower than the fastest one isn't
+/// tried again.
 pub(crate) fn try_in_turns(
     settings: Vec<Setting>,
     rounds: usize,
@@ -219,7 +223,7 @@ pub(crate) fn try_in_turns(
             }
             match run(setting) {
                 Ok(speed) => speeds.push(speed),
-                // With large windows and little memory the kernel may find that there is none, and kill the program.
+                // With large windows and little memory, the kernel may find no memory and kill the program.
                 Err(why) => {
                     let why_in_short = if is_killed(&why) { "the kernel killed it" } else { &why };
                     eprintln!("farpage:   {setting}: {why_in_short}");
@@ -240,7 +244,7 @@ struct Contest<'a> {
     size: &'a Size,
     bank: &'a Path,
     directory: &'a Path,
-    /// zswap's, with the touches per second that each had, best first.
+    /// zswap's codecs with the touches per second of each, best first.
     codecs: Vec<(String, f64)>,
 }
 
@@ -255,7 +259,7 @@ impl Contest<'_> {
         Ok(tried.into_iter().filter_map(|(setting, rate)| Some((setting.codec?, rate))).collect())
     }
 
-    /// The settings with the touches per second that the kernel makes with each, best first.
+    /// Returns the settings with the kernel's touches per second with each, best first.
     fn try_each(
         &self,
         machine: &mut Machine,
@@ -274,7 +278,7 @@ impl Contest<'_> {
         let mut measured =
             Measured { case, setting, kernel: vec![], farpage: vec![], unlimited: vec![], killed: 0 };
         for round in 0..self.size.rounds {
-            // First: how much memory the others have depends on it.
+            // The kernel runs first, because the size of its pool decides how much memory Farpage gets.
             let kernel = unless_killed(&mut measured.killed, || {
                 self.kernel(machine, &measured.case, &measured.setting)
             })?;
@@ -291,7 +295,7 @@ impl Contest<'_> {
         Ok(measured)
     }
 
-    /// The one that the kernel does this load best with.
+    /// Returns the setting with which the kernel does this load best.
     fn best_setting(&self, machine: &mut Machine, case: &Case) -> Result<Setting, String> {
         let codec = match case.tier {
             Tier::Pool => Some(self.codecs.first().ok_or("this kernel has no zswap")?.0.clone()),
@@ -350,12 +354,12 @@ impl Contest<'_> {
     }
 }
 
-/// Whether a program ended because it was killed: by the kernel, which found no memory for it.
+/// Whether a program was killed: by the kernel, which found no memory for it.
 pub fn is_killed(why: &str) -> bool {
     why.contains("SIGKILL")
 }
 
-/// Runs something again that the kernel ends because it finds no memory: so many times in all.
+/// Repeats a run that the kernel ends because it finds no memory, at most `KILLED_MAX` times in all.
 pub fn unless_killed<T>(killed: &mut usize, mut run: impl FnMut() -> Result<T, String>) -> Result<T, String> {
     const KILLED_MAX: usize = 10;
     loop {
@@ -492,7 +496,8 @@ fn tabled(one: &Measured) -> (Table, Vec<Target>) {
     (table, targets)
 }
 
-/// Of the first case in the pool: all of them fill their memory in the same way.
+/// Returns the target for filling, from the first case in the pool. All cases fill their memory in the same
+/// way.
 fn fill_target(measured: &[Measured]) -> Option<Target> {
     let first = measured.iter().find(|one| one.case.tier == Tier::Pool)?;
     let filled = |runs: &[Run]| -> Vec<f64> {
@@ -502,7 +507,7 @@ fn fill_target(measured: &[Measured]) -> Option<Target> {
     Some(Target::at_least("filling beyond the budget, ratio to the kernel", 1.5, found))
 }
 
-/// One tier's cases that write.
+/// Returns a chart of one tier's cases that write.
 fn chart(tier: Tier, measured: &[Measured]) -> Chart {
     let mut chart = Chart {
         title: format!("The kernel's swap and Farpage, equal memory: {}", tier.name()),
@@ -525,11 +530,11 @@ fn chart(tier: Tier, measured: &[Measured]) -> Chart {
 mod tests {
     use super::*;
 
-    /// Deflate was once taken for the best, because the others had a bad moment each.
+    /// Deflate was once taken for the best codec, because each other codec had a bad moment.
     #[test]
     fn settings_are_tried_in_turns_but_for_hopeless_ones() {
         let setting = |page_cluster| Setting { codec: None, page_cluster };
-        // By setting what each of its runs finds: a bad moment, none, far slower, killed at first, killed always.
+        // The results of each setting's runs: a bad moment, none, far slower, killed at first, always killed.
         let found: [&[Option<f64>]; 5] = [
             &[Some(3.0), Some(10.0), Some(11.0)],
             &[Some(9.0), Some(9.5), Some(9.0)],

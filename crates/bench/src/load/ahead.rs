@@ -1,8 +1,8 @@
-//! Loads for which it matters what is read before it is touched: sequential walkers with random ones beside them,
-//! many streams in one region, strides, and backward. Result: one object for each part, below `parts`.
+//! Loads for readahead: sequential walkers beside random ones, many streams in one region, strides, and a
+//! backward walk. The result has one object for each part, below `parts`.
 //!
-//! Nothing is compared after the end: each touch compares the whole page, and a last look at all of them would be one
-//! more sequential walk in Farpage's counters.
+//! Each touch compares the whole page. There is no comparison at the end, because it would be one more
+//! sequential walk in Farpage's counters.
 
 use super::Settings;
 use super::region::{Content, Region};
@@ -15,12 +15,12 @@ use std::process::{Child, Command, Stdio};
 /// Streams of `interleaved`.
 const STREAMS: usize = 16;
 
-/// `threads` sequential walkers share `bytes`, `random_threads` random ones `random_bytes`.
+/// Runs `threads` sequential walkers on `bytes`, and `random_threads` random walkers on `random_bytes`.
 pub fn mixed(settings: &Settings) -> Result<Value, String> {
     if settings.processes { in_processes(settings) } else { in_threads(settings) }
 }
 
-/// Each walker has a mapping of its own, or its part of one.
+/// Gives each walker a mapping of its own, or its part of a shared one.
 fn in_threads(settings: &Settings) -> Result<Value, String> {
     let sequential = regions(settings, settings.bytes, settings.threads)?;
     let random = regions(settings, settings.random_bytes, settings.random_threads)?;
@@ -31,17 +31,17 @@ fn in_threads(settings: &Settings) -> Result<Value, String> {
     run(walkers, settings)
 }
 
-/// One walker after the other through every page.
+/// Runs several streams in turns, a page at a time.
 pub fn interleaved(settings: &Settings) -> Result<Value, String> {
     alone(settings, Order::Interleaved { streams: STREAMS })
 }
 
-/// Every `stride`th page, again and again.
+/// Touches every `stride`th page, again and again.
 pub fn strided(settings: &Settings) -> Result<Value, String> {
     alone(settings, Order::Strided { stride: settings.stride.max(1), backward: false })
 }
 
-/// Every page from the last to the first.
+/// Touches every page from the last to the first.
 pub fn backward(settings: &Settings) -> Result<Value, String> {
     alone(settings, Order::Strided { stride: settings.stride.max(1), backward: true })
 }
@@ -83,7 +83,8 @@ fn walkers<'r>(
     (0..threads).map(walker).collect()
 }
 
-/// Parts in which memory is filled, all walkers' in turns: else the last one's would all be in memory.
+/// Parts in which memory is filled. The walkers' parts are filled in turns; otherwise all pages of the last
+/// walker would be in memory.
 const FILL_PARTS: usize = 64;
 
 fn run(walkers: Vec<Walker<'_>>, settings: &Settings) -> Result<Value, String> {
@@ -99,7 +100,8 @@ fn run(walkers: Vec<Walker<'_>>, settings: &Settings) -> Result<Value, String> {
     Ok(json!({ "pid": std::process::id(), "parts": parts }))
 }
 
-/// Tells the process that started this one that its memory is filled, and waits until the others' is too.
+/// Tells the parent process that this process's memory is filled, and waits until the memory of the other
+/// processes is filled too.
 fn pass_gate() -> Result<(), String> {
     let told = std::io::stdout().write_all(b"filled\n").and_then(|()| std::io::stdout().flush());
     told.map_err(|error| format!("nobody listens: {error}"))?;
@@ -107,8 +109,8 @@ fn pass_gate() -> Result<(), String> {
     std::io::stdin().read_exact(&mut go).map_err(|error| format!("nobody said go: {error}"))
 }
 
-/// The sequential walkers in one process, the random ones in another, so that whoever counts by process has their
-/// numbers apart.
+/// Runs the sequential walkers in one process and the random walkers in another. Counters by process then
+/// keep the two apart.
 fn in_processes(settings: &Settings) -> Result<Value, String> {
     let alone =
         [Settings { random_threads: 0, ..settings.clone() }, Settings { threads: 0, ..settings.clone() }];
@@ -174,7 +176,7 @@ impl Gated {
     }
 }
 
-/// The settings as they are given on a command line.
+/// Returns the settings as words of a command line.
 fn arguments(settings: &Settings) -> Vec<String> {
     let numbers = [
         ("--bytes", settings.bytes.to_string()),

@@ -1,19 +1,19 @@
-//! How long touches took: a histogram with 32 steps to an octave, so that a percentile is at most 3.2 % too high,
-//! in 10 KiB, which is little beside the smallest budget.
+//! Durations of touches: a histogram with 32 steps to an octave. A percentile is at most 3.2 % too high. The
+//! histogram takes 10 KiB, little beside the smallest budget.
 
 use serde_json::{Value, json};
 
 /// Steps of an octave.
 const STEPS: u64 = 32;
-/// Octaves: from 32 ns, below which steps are 1 ns, to 137 s.
+/// Octaves, from 32 ns to 137 s. Below 32 ns a step is 1 ns.
 const OCTAVES: u64 = 32;
-/// Shorter touches met no fault. A fault is served by another thread: 2.5 µs at the very least.
+/// Nanoseconds below which a touch met no fault. Another thread serves a fault, which takes 2.5 µs at least.
 const FAULT_NS: u64 = 2_000;
-/// Longer ones may have waited for a device; shorter ones certainly have not. Reads of 4 KiB by real devices take
-/// 50 µs and more, with few exceptions.
+/// Nanoseconds from which a touch may have waited for a device; a shorter touch has not. Reads of 4 KiB from
+/// real devices take 50 µs and more, with few exceptions.
 pub const DEVICE_NS: u64 = 40_000;
 
-/// Durations.
+/// A histogram of durations.
 #[derive(Clone)]
 pub struct Latencies {
     counts: Vec<u64>,
@@ -31,7 +31,8 @@ impl Default for Latencies {
     }
 }
 
-/// Short ones one by one, then `STEPS` to an octave.
+/// Returns the step of a duration. Below `STEPS` nanoseconds each duration has its own step; above, an octave
+/// has `STEPS` steps.
 fn step_of(ns: u64) -> usize {
     if ns < STEPS {
         return ns as usize;
@@ -41,7 +42,7 @@ fn step_of(ns: u64) -> usize {
     step.min((OCTAVES + 1) * STEPS - 1) as usize
 }
 
-/// The longest duration in a step.
+/// Returns the longest duration of a step.
 fn limit_ns(step: usize) -> u64 {
     let (octave, within) = (step as u64 / STEPS, step as u64 % STEPS);
     match octave.checked_sub(1) {
@@ -61,12 +62,12 @@ impl Latencies {
         self.long += u64::from(ns >= DEVICE_NS);
     }
 
-    /// Touches.
+    /// Returns the number of touches.
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// Adds another thread's.
+    /// Adds the touches of another thread.
     pub fn add(&mut self, other: &Latencies) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum += count);
         self.count += other.count;
@@ -76,7 +77,7 @@ impl Latencies {
         self.long += other.long;
     }
 
-    /// The duration that `percent` of all are at or below.
+    /// Returns the duration that `percent` of all touches don't exceed.
     fn percentile_ns(&self, percent: f64) -> u64 {
         let wanted = ((self.count as f64 * percent / 100.0).ceil() as u64).max(1);
         let mut seen = 0;
@@ -87,7 +88,7 @@ impl Latencies {
         step.map_or(0, limit_ns).min(self.max_ns)
     }
 
-    /// Mean, percentiles, and counts.
+    /// Returns mean, percentiles and counts as JSON.
     pub fn json(&self) -> Value {
         let us = |ns: u64| ns as f64 / 1e3;
         json!({

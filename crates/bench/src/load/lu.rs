@@ -1,6 +1,6 @@
-//! LU factorization with partial pivoting, as Linpack does it: right-looking, by blocks of columns, on a matrix of
-//! doubles stored by rows. A block of columns touches every row, which is a walk in strides; the update of what is
-//! left touches every page in order, and writes it.
+//! LU factorization with partial pivoting, as Linpack does it: right-looking, by blocks of columns, on a
+//! matrix of doubles stored by rows. A block of columns touches every row, which is a strided walk. The
+//! update of the rest touches every page in order, and writes it.
 
 use super::Settings;
 use super::region::PAGE_BYTES;
@@ -8,8 +8,8 @@ use crate::measure::Random;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// Columns of a block: 32,000 multiplications for each page that an update touches, 10 µs of work (12 GFlop/s here)
-/// against the 60 µs that an area takes to read one. Linpack's users take 32 to 256.
+/// Columns of a block. An update then does 32,000 multiplications for each page: 10 µs of work, against the
+/// 60 µs that an area takes to read a page. Linpack's users choose 32 to 256 columns.
 const BLOCK: usize = 64;
 
 /// Factors a matrix that fills `bytes`, and compares P·A·x with L·U·x.
@@ -20,7 +20,7 @@ pub fn lu(settings: &Settings) -> Result<Value, String> {
     let pivots = matrix.factor();
     let seconds = began.elapsed().as_secs_f64();
     let residual = matrix.residual(&pivots, settings.seed);
-    // Linpack's own limit. A wrong page gives 10^12 and more, or no number.
+    // Linpack's own limit. A wrong page gives 10^12 or more, or NaN.
     if residual.is_nan() || residual > 16.0 {
         return Err(format!("the factors of a matrix of {n} rows are wrong: residual {residual}"));
     }
@@ -40,7 +40,7 @@ struct Matrix {
     cells: Vec<f64>,
 }
 
-/// A row as it was, from the seed alone.
+/// Returns a row of the original matrix, from the seed alone.
 fn original(n: usize, row: usize, seed: u64) -> impl Iterator<Item = f64> {
     let mut random = Random::new(seed ^ (row as u64 + 1) << 24);
     (0..n).map(move |_| (random.next() >> 11) as f64 / (1_u64 << 53) as f64 - 0.5)
@@ -57,7 +57,8 @@ impl Matrix {
         &self.cells[row * self.n..][..self.n]
     }
 
-    /// L and U in the place of the matrix. Gives for each step the row that was exchanged with the step's own.
+    /// Replaces the matrix by L and U. Returns, for each step, the row that was exchanged with the step's
+    /// row.
     fn factor(&mut self) -> Vec<usize> {
         let mut pivots = Vec::with_capacity(self.n);
         for first in (0..self.n).step_by(BLOCK) {
@@ -69,8 +70,8 @@ impl Matrix {
         pivots
     }
 
-    /// Columns `first..end` below row `first`. They are worked on in a copy, as Linpack does, since each row of them lies
-    /// in a page of its own; rows are exchanged whole.
+    /// Factors the columns `first..end` below row `first`. The columns are copied first, as Linpack does,
+    /// because each of their rows lies in a page of its own. Rows are exchanged whole.
     fn factor_block(&mut self, first: usize, end: usize, pivots: &mut Vec<usize>) {
         let (n, width) = (self.n, end - first);
         let mut block: Vec<f64> = Vec::with_capacity((n - first) * width);
@@ -109,7 +110,8 @@ impl Matrix {
         }
     }
 
-    /// U right of the block: its rows, less what the rows above it in the block give.
+    /// Computes U to the right of the block: each row of the block, minus the contributions of the rows above
+    /// it.
     fn solve_rows(&mut self, first: usize, end: usize) {
         for row in first + 1..end {
             let (above, rest) = self.cells.split_at_mut(row * self.n);
@@ -118,7 +120,7 @@ impl Matrix {
         }
     }
 
-    /// What is left below and to the right: each row, less the block's rows times its factors.
+    /// Updates the rest, below and to the right: each row minus the block's rows times the row's factors.
     fn update_rest(&mut self, first: usize, end: usize) {
         let (above, below) = self.cells.split_at_mut(end * self.n);
         for row in below.chunks_exact_mut(self.n) {
@@ -127,7 +129,8 @@ impl Matrix {
         }
     }
 
-    /// |P·A·x - L·U·x| in units of rounding errors, as Linpack scales it, for a random x. Every cell of L and U is in it.
+    /// Returns |P·A·x - L·U·x| in units of rounding errors, for a random x. The scale is Linpack's. Every
+    /// cell of L and U contributes.
     fn residual(&self, pivots: &[usize], seed: u64) -> f64 {
         let n = self.n;
         let x: Vec<f64> = original(n, n, seed).collect();
@@ -143,7 +146,7 @@ impl Matrix {
                 ax += cell * x;
                 sum += cell.abs();
             }
-            // A cell that isn't a number must not be lost in a maximum.
+            // A maximum would lose a NaN.
             let difference = (ax - lux).abs();
             worst = if difference <= worst { worst } else { difference };
             norm = norm.max(sum);
@@ -151,7 +154,7 @@ impl Matrix {
         worst / (norm * 0.5 * n as f64 * f64::EPSILON)
     }
 
-    /// All bits in one number: the same with and without a budget.
+    /// Returns a digest of all bits, which is the same with and without a budget.
     fn digest(&self) -> u64 {
         self.cells
             .iter()
@@ -163,8 +166,8 @@ fn dot(left: &[f64], right: &[f64]) -> f64 {
     left.iter().zip(right).map(|(left, right)| left * right).sum()
 }
 
-/// `cells` less the sum of `factors[k] * row(k)`: four rows at once, so that each cell is loaded and stored once for four
-/// multiplications.
+/// Subtracts the sum of `factors[k] * row(k)` from `cells`. Four rows are handled at once, so that each cell
+/// is loaded and stored once for four multiplications.
 fn subtract<'r>(cells: &mut [f64], factors: &[f64], row: impl Fn(usize) -> &'r [f64]) {
     let count = cells.len();
     let fours = factors.len() / 4 * 4;
@@ -186,7 +189,7 @@ mod tests {
 
     #[test]
     fn factors_multiply_to_the_matrix_with_its_rows_exchanged() {
-        // One row, less than a block, one block and one more, several.
+        // One row, less than a block, one block, one block and a row, several blocks.
         for n in [1, 7, BLOCK, BLOCK + 1, 3 * BLOCK + 5] {
             let mut matrix = Matrix::random(n, 5);
             let pivots = matrix.factor();

@@ -1,7 +1,7 @@
-//! The program that the live experiments run: an ordinary one, which knows nothing of Farpage. `farpage load NAME`
-//! runs it; [`crate::live`] does so with and without a budget.
+//! The program that the live experiments run: an ordinary program, which knows nothing of Farpage. `farpage
+//! load NAME` runs a load, and [`crate::live`] runs it with and without a budget.
 //!
-//! A load prints one line of JSON on standard output, and ends with status 1 if a byte was wrong.
+//! A load prints one line of JSON on standard output. The process ends with status 1 if a byte was wrong.
 
 pub mod ahead;
 pub mod latency;
@@ -17,44 +17,47 @@ use serde_json::Value;
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// What a load is given. Each uses what it needs.
+/// The settings of a load. Each load uses the settings that it needs.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Size of the region.
+    /// Bytes of the region.
     pub bytes: u64,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
-    /// Size of the memory of random threads beside them.
+    /// Bytes of the memory of the random threads.
     pub random_bytes: u64,
-    /// Random threads beside them.
+    /// Number of random threads beside the other threads.
     pub random_threads: usize,
     /// Pages from one touch to the next.
     pub stride: usize,
-    /// How long to run.
+    /// Seconds to run.
     pub seconds: f64,
     /// Percent of touches that write.
     pub write_percent: u64,
-    /// Where its numbers come from.
+    /// Seed of the load's random numbers.
     pub seed: u64,
-    /// Pages that don't compress.
+    /// Whether pages don't compress.
     pub noise: bool,
-    /// One mapping for all threads of a kind.
+    /// Whether all threads of a kind share one mapping.
     pub shared: bool,
-    /// A process for each kind of thread.
+    /// Whether each kind of thread is a process of its own.
     pub processes: bool,
-    /// To say when memory is filled, and wait.
+    /// Whether the load reports when its memory is filled, and waits.
     pub gate: bool,
-    /// The order of `touch`: one of [`touch::PATTERNS`].
+    /// The order of `touch`, which is one of [`touch::PATTERNS`].
     pub pattern: Option<String>,
-    /// A file with the pages of `touch`; else they are collected.
+    /// A file with the pages of `touch`. Without it, the pages are collected.
     pub contents: Option<String>,
 }
 
-/// The least memory of a thread: a page for each of 16 streams.
+/// Bytes that a thread has at least: a page for each of 16 streams.
 const BYTES_MIN: u64 = 16 * region::PAGE_BYTES as u64;
 
 impl Settings {
-    /// Whether a load can do something with them. The error says what is wrong.
+    /// Checks that a load can work with the settings.
+    ///
+    /// # Errors
+    /// Returns a sentence about the wrong setting.
     pub fn check(&self) -> Result<(), String> {
         let parts = [(self.bytes, self.threads, ""), (self.random_bytes, self.random_threads, "random-")];
         for (bytes, threads, which) in parts {
@@ -79,15 +82,15 @@ impl Settings {
 
 /// One load.
 pub struct Load {
-    /// Its name.
+    /// The name on the command line.
     pub name: &'static str,
     /// One line for the help.
     pub about: &'static str,
-    /// Runs it; what it found, or the first wrong byte.
+    /// Runs the load. Returns its results, or the first wrong byte.
     pub run: fn(&Settings) -> Result<Value, String>,
 }
 
-/// The one table of loads.
+/// The only table of loads.
 pub const LOADS: &[Load] = &[
     Load {
         name: "fill",
@@ -167,7 +170,7 @@ mod tests {
         Settings { bytes, threads: 2, random_bytes: bytes, ..Settings::default() }
     }
 
-    /// They were panics: a remainder by zero, a duration that is no number.
+    /// Some of the settings caused panics: a remainder by zero, or a duration that was not a number.
     #[test]
     fn settings_that_no_load_can_work_with_are_refused() {
         assert_eq!(settings().check(), Ok(()));

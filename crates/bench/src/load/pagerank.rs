@@ -1,6 +1,7 @@
-//! PageRank on a synthetic graph whose degrees follow a power law, as those of the web and of social networks do: what graph
-//! programs do in memory. Edges are read in order, once for each round; for each of them the share of its source is, which may
-//! be anywhere: of a few all the time, of most rarely.
+//! PageRank on a synthetic graph whose degrees follow a power law, like those of the web and of social
+//! networks. Graph programs access memory in this way. Edges are read in order, once in each round. For each
+//! edge the share of its source is read, which may be anywhere. The shares of a few sources are read all the
+//! time, those of most sources rarely.
 
 use super::Settings;
 use super::region::PAGE_BYTES;
@@ -13,10 +14,10 @@ use std::time::Instant;
 
 const ROUNDS: usize = 5;
 const DAMPING: f64 = 0.85;
-/// The least edges that lead to a vertex; twice as many do on average.
+/// Edges that lead to a vertex, at least. The mean is twice as many.
 const EDGES_LEAST: f64 = 8.0;
 const EDGES_MOST: f64 = 10_000.0;
-/// Of one vertex: 16 edges, and a place in each of the other lists.
+/// Bytes for each vertex: 16 edges, and a place in each of the other lists.
 const BYTES_EACH: u64 = 16 * 4 + 3 * 8 + 4;
 
 /// Ranks a graph that fills about `bytes`.
@@ -31,7 +32,7 @@ pub fn pagerank(settings: &Settings) -> Result<Value, String> {
     let built = began.elapsed();
     let ranks = graph.ranks(threads);
     let ranked = began.elapsed() - built;
-    // Sources that lead nowhere keep their share, so it is a bit less than 1.
+    // Sources without a leaving edge keep their share, so the sum is a bit below 1.
     let sum: f64 = ranks.iter().sum();
     if !(0.15..1.000_001).contains(&sum) {
         return Err(format!("the ranks add up to {sum}"));
@@ -46,18 +47,19 @@ pub fn pagerank(settings: &Settings) -> Result<Value, String> {
         "build_seconds": built.as_secs_f64(),
         "rank_seconds": ranked.as_secs_f64(),
         "sum": sum,
-        // The same wherever it runs, whatever number of threads: each rank is summed in one order.
+        // Each rank is summed in one order, so the digest is the same everywhere and with any number of
+        // threads.
         "digest": format!("{:016x}", hasher.finish()),
     }))
 }
 
-/// Edges by where they lead to.
+/// The edges, grouped by the vertex that they lead to.
 struct Graph {
-    /// Of each vertex: where its edges start in `sources`; and where the last one's end.
+    /// For each vertex, the start of its edges in `sources`; then the end of the last vertex's edges.
     starts: Vec<u64>,
-    /// Where edges come from.
+    /// The source of each edge.
     sources: Vec<u32>,
-    /// Of each vertex: how many edges come from it.
+    /// For each vertex, the number of edges that leave it.
     leaving: Vec<u32>,
 }
 
@@ -73,10 +75,11 @@ impl Graph {
         };
         for _ in 0..count {
             graph.starts.push(graph.sources.len() as u64);
-            // Pareto's distribution, with exponent 2.
+            // The Pareto distribution with exponent 2.
             let edges = (EDGES_LEAST / (1.0 - share()).sqrt()).min(EDGES_MOST) as usize;
             for _ in 0..edges {
-                // The nth most popular has a part of n^(-2/3); who that is has nothing to do with where it is.
+                // The nth most popular vertex has a part of n^(-2/3). A vertex's place in memory is unrelated
+                // to its popularity.
                 let rank = (share().powi(3) * count as f64) as usize;
                 let source = rank * spread % count;
                 graph.leaving[source] += 1;
@@ -144,7 +147,7 @@ mod tests {
         let mut leaving = Graph::new(10_000, 5).leaving;
         leaving.sort_unstable_by_key(|edges| std::cmp::Reverse(*edges));
         let part = |of: &[u32]| of.iter().map(|edges| u64::from(*edges)).sum::<u64>();
-        // A tenth of them has 0.1^(1/3) of all.
+        // A tenth of the vertices has 0.1^(1/3) of all edges.
         assert!((44..49).contains(&(100 * part(&leaving[..1000]) / part(&leaving))));
     }
 }

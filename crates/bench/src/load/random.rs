@@ -1,6 +1,6 @@
-//! pmbench's pattern: pages touched at random, evenly, some of them written. Pages are of random words, which don't
-//! compress: what is evicted goes to an area. With a stride they lie that far from each other, and what is between them is
-//! never touched.
+//! pmbench's pattern: random, evenly distributed touches of pages, some of them writes. Pages have random
+//! words, which don't compress, so evicted pages go to an area. With a stride, touched pages lie `stride`
+//! pages apart, and the pages between are never touched.
 
 use super::Settings;
 use super::region::{PAGE_BYTES, Region};
@@ -13,15 +13,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const WORDS: usize = PAGE_BYTES / 8;
-/// The words behind this one are written; it and those before stay what they are, and are compared.
+/// Words at the start of a page that are compared and never change. Only words behind them are written.
 const KEPT_WORDS: usize = 8;
 
-/// Threads, each with every n-th page.
+/// Runs threads on one region. Thread n of m has every m-th page.
 pub fn threads(settings: &Settings) -> Result<Value, String> {
     on_content(settings, expected)
 }
 
-/// The same with pages that compress: what is evicted fits the pool.
+/// Does the same with pages that compress, so that evicted pages fit the pool.
 pub fn threads_from_pool(settings: &Settings) -> Result<Value, String> {
     let content = |page, word, seed| if word < KEPT_WORDS { expected(page, word, seed) } else { page as u64 };
     on_content(settings, content)
@@ -46,7 +46,8 @@ fn on_content(settings: &Settings, content: impl Fn(usize, usize, u64) -> u64) -
     let seconds = began.elapsed().as_secs_f64();
     let touches = touches.into_inner();
     let (anonymous, resident) = in_memory(&region, stride).map_err(|error| format!("/proc/self: {error}"))?;
-    // What is out stays out until the process ends: Farpage's figures of the end are of the same state.
+    // Evicted pages stay out until the process ends. Farpage's figures at the end then describe the same
+    // state.
     std::mem::forget(region);
     Ok(json!({
         "touches": touches,
@@ -57,7 +58,7 @@ fn on_content(settings: &Settings, content: impl Fn(usize, usize, u64) -> u64) -
     }))
 }
 
-/// Anonymous memory of this process, and what of it are pages that are touched, in bytes.
+/// Returns this process's anonymous memory in bytes, and the bytes of the touched pages that are in memory.
 fn in_memory(region: &Region, stride: usize) -> std::io::Result<(u64, u64)> {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup")?;
     let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:"));
@@ -87,7 +88,7 @@ fn touch(
     let end = Duration::from_secs_f64(settings.seconds);
     let stride = settings.stride.max(1);
     let pages = (region.pages() / stride / settings.threads) as u64;
-    // Once at least, however late this thread starts.
+    // Each thread makes at least one pass, even if it starts late.
     loop {
         for _ in 0..64 {
             let page = (random.below(pages) as usize * settings.threads + thread) * stride;
@@ -108,7 +109,8 @@ fn touch(
     }
 }
 
-/// As many processes as threads were asked for, each of one thread and with a region of its own.
+/// Runs `random` in one process for each thread asked for. Each process has one thread and a region of its
+/// own.
 pub fn processes(settings: &Settings) -> Result<Value, String> {
     let farpage = std::env::current_exe().map_err(|error| format!("no file of ours: {error}"))?;
     let spawn = |number: usize| {

@@ -1,7 +1,8 @@
-//! Memory of a load: one anonymous mapping whose pages hold what can be computed from their number, so that
-//! every byte can be checked. [`Content::Heap`] compresses as pages of real programs do (to about 0.35 of their
-//! size by LZ4): pointers into one heap, small integers, some noise. [`Content::Noise`] doesn't compress.
-// UNSAFETY: a region larger than RAM is a raw mapping that several threads write at places of their own.
+//! The memory of a load: one anonymous mapping. The contents of a page are computed from its number, so every
+//! byte can be checked. [`Content::Heap`] compresses like pages of real programs, to about 0.35 of their size
+//! by LZ4. The pages have pointers into one heap, small integers and some noise. [`Content::Noise`] doesn't
+//! compress.
+// UNSAFETY: a region larger than RAM is a raw mapping. Several threads write it, each at places of its own.
 
 use crate::measure::Random;
 
@@ -9,12 +10,12 @@ use crate::measure::Random;
 pub const PAGE_BYTES: usize = 4096;
 const WORDS: usize = PAGE_BYTES / 8;
 
-/// What pages hold.
+/// The kind of contents of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// As an interpreter's heap: goes to the pool.
+    /// Like an interpreter's heap. Evicted pages go to the pool.
     Heap,
-    /// Nothing that compresses: goes to an area.
+    /// Nothing that compresses. Evicted pages go to an area.
     Noise,
 }
 
@@ -25,23 +26,23 @@ pub struct Region {
     content: Content,
 }
 
-// SAFETY: the mapping belongs to the region; its words are only reached by volatile accesses of whole pages,
-// and a caller gives each page to one thread at a time.
+// SAFETY: the mapping belongs to the region. The words are reached only by volatile accesses, and a caller
+// gives each page to one thread at a time.
 unsafe impl Sync for Region {}
-// SAFETY: as for Sync; nothing in it belongs to a thread.
+// SAFETY: as for `Sync`. Nothing in a region belongs to one thread.
 unsafe impl Send for Region {}
 
 impl Region {
-    /// Maps `bytes`, untouched, for pages like a heap's.
+    /// Maps `bytes` untouched bytes, for pages like a heap's.
     pub fn new(bytes: u64) -> Result<Region, String> {
         Region::of(bytes, Content::Heap)
     }
 
-    /// Maps `bytes`, untouched, for pages of this kind. Between two regions lies a page that can't be touched, so that
-    /// the kernel never joins them: each is a mapping of its own.
+    /// Maps `bytes` untouched bytes, for pages of this kind. A page that can't be touched lies between two
+    /// regions, so the kernel never joins them. Each region is a mapping of its own.
     pub fn of(bytes: u64, content: Content) -> Result<Region, String> {
         let pages = bytes as usize / PAGE_BYTES;
-        // SAFETY: a new mapping where the kernel likes it; nobody else knows it.
+        // SAFETY: the kernel chooses the place of the new mapping, and no other code knows it.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -58,21 +59,23 @@ impl Region {
                 std::io::Error::last_os_error()
             ));
         }
-        // SAFETY: the last page of the mapping just made.
+        // SAFETY: the page is the last page of the mapping that was just made.
         if unsafe { libc::mprotect(base.byte_add(pages * PAGE_BYTES), PAGE_BYTES, libc::PROT_NONE) } != 0 {
             return Err(format!("a guard page can't be made: {}", std::io::Error::last_os_error()));
         }
         Ok(Region { base: base.cast(), pages, content })
     }
 
-    /// Each page is the kernel's smallest, also where it likes larger ones: one that is touched takes no more.
+    /// Asks for small pages even where the kernel prefers huge pages. A touched page then takes no more
+    /// memory than itself.
     pub fn of_small_pages(self) -> Region {
-        // SAFETY: the mapping of `of`; advice changes no byte. A kernel without large pages refuses it.
+        // SAFETY: the range is the mapping of `of`, and the advice changes no byte. A kernel without huge
+        // pages refuses it.
         unsafe { libc::madvise(self.base.cast(), self.pages * PAGE_BYTES, libc::MADV_NOHUGEPAGE) };
         self
     }
 
-    /// Pages in it.
+    /// Returns the number of pages.
     pub const fn pages(&self) -> usize {
         self.pages
     }
@@ -82,21 +85,22 @@ impl Region {
         self.base.wrapping_add(page * WORDS)
     }
 
-    /// One word of a page: a touch.
+    /// Reads one word of a page: a touch.
     pub fn read(&self, page: usize, word: usize) -> u64 {
         assert!(word < WORDS);
-        // SAFETY: inside the mapping by both assertions, aligned, readable; any bytes are an integer.
+        // SAFETY: both assertions keep the word inside the mapping, which is aligned and readable. Any bytes
+        // are an integer.
         unsafe { self.page(page).add(word).read_volatile() }
     }
 
     /// Writes one word of a page.
     pub fn write(&self, page: usize, word: usize, value: u64) {
         assert!(word < WORDS);
-        // SAFETY: as in `read`; nobody else has the page now.
+        // SAFETY: as in `read`. No other thread has the page now.
         unsafe { self.page(page).add(word).write_volatile(value) }
     }
 
-    /// Address of a page, as the kernel counts them: for /proc/self/pagemap.
+    /// Returns a page's address as the kernel's page number, for /proc/self/pagemap.
     pub fn page_number(&self, page: usize) -> u64 {
         self.base.addr() as u64 / PAGE_BYTES as u64 + page as u64
     }
@@ -107,12 +111,12 @@ impl Region {
         (0..WORDS).for_each(|word| self.write(page, word, words.next(word)));
     }
 
-    /// Compares a whole page.
+    /// Compares a whole page with its expected contents.
     pub fn check(&self, page: usize, seed: u64) -> Result<(), String> {
         self.check_from(0, page, seed)
     }
 
-    /// Compares a page from this word on.
+    /// Compares a page from word `first` on.
     pub fn check_from(&self, first: usize, page: usize, seed: u64) -> Result<(), String> {
         let mut words = Words::of(self.content, page, seed);
         for word in 0..WORDS {
@@ -128,7 +132,7 @@ impl Region {
         Ok(())
     }
 
-    /// The first word of a page.
+    /// Returns the expected first word of a page.
     pub fn first_word(&self, page: usize, seed: u64) -> u64 {
         Words::of(self.content, page, seed).next(0)
     }
@@ -138,7 +142,7 @@ impl Region {
         self.fill_pages(0..self.pages, seed);
     }
 
-    /// Writes these pages.
+    /// Writes the pages of a range.
     pub fn fill_pages(&self, pages: std::ops::Range<usize>, seed: u64) {
         pages.for_each(|page| self.put(page, seed));
     }
@@ -151,7 +155,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, whole; nobody can use it after the region.
+        // SAFETY: the range is the whole mapping of `of`. The mapping can't be used after the region.
         unsafe { libc::munmap(self.base.cast(), (self.pages + 1) * PAGE_BYTES) };
     }
 }
@@ -161,7 +165,7 @@ struct Words {
     content: Content,
     page: usize,
     random: Random,
-    /// Where noise starts.
+    /// The start value of noise.
     start: u64,
 }
 
@@ -179,7 +183,8 @@ impl Words {
     }
 }
 
-/// An object of four words, over and over: type, count, pointer, payload. Like an interpreter's heap.
+/// Returns a word of an object of four words that repeats through the page: type, count, pointer, payload.
+/// The object is like one of an interpreter's heap.
 fn heap(random: &mut Random, page: usize, word: usize) -> u64 {
     match word % 4 {
         0 => 0x7f3a_9c40_12e0,
@@ -189,8 +194,8 @@ fn heap(random: &mut Random, page: usize, word: usize) -> u64 {
     }
 }
 
-/// Each word from its number alone, so that a page is checked about as fast as it is read: one multiplication a
-/// word, none of which waits for another.
+/// Returns a word that depends only on the page's start value and the word's number. Checking a page then
+/// takes about as long as reading it: the few multiplications of a word don't wait for those of another word.
 const fn noise(start: u64, word: usize) -> u64 {
     let mixed = start.wrapping_add((word as u64).wrapping_mul(0xd134_2543_de82_ef95));
     let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xdaba_0b6e_b093_22e3);
@@ -223,7 +228,8 @@ mod tests {
         }
     }
 
-    /// Compressed sizes of a few pages; none if they don't compress to less than a page.
+    /// Returns the compressed sizes of a few pages. A size is `None` if a page doesn't compress to less than
+    /// a page.
     fn compressed(content: Content) -> Vec<Option<usize>> {
         let region = Region::of(8 * PAGE_BYTES as u64, content).unwrap();
         region.fill(1);

@@ -1,11 +1,12 @@
-//! The load that swaps are compared by: pages of real programs (`--contents`, or collected), touched in one of several orders.
+//! The load by which swaps are compared: pages of real programs (`--contents`, or collected), touched in one
+//! of several orders.
 //!
-//! A *touch* reads one word of a page and compares it; some write it, too. Each is timed. Which word that is depends on the
-//! page. In the end every byte of every page is compared.
+//! A *touch* reads one word of a page and compares it; some touches write the word, too. The page determines
+//! the word. Each touch is timed. At the end every byte of every page is compared.
 //!
-//! Touches per second are those of the slowest thread, times the threads: a program is done when all of its threads are. Added up
-//! they would say little: where half of the threads keep all of their pages in memory and run, and half wait for theirs, the sum
-//! is that of a program with half of the pages.
+//! Touches per second are those of the slowest thread, times the number of threads, because a program is done
+//! when all of its threads are. A plain sum would mislead: half of the threads may keep all of their pages in
+//! memory, while the other half waits. The sum then is that of a program with half of the pages.
 
 use super::Settings;
 use super::latency::Latencies;
@@ -21,25 +22,26 @@ use std::time::{Duration, Instant};
 const WORDS: usize = PAGE_BYTES / 8;
 /// Streams of `streams`.
 const STREAMS: usize = 16;
-/// Pages of real programs that it works with.
+/// Pages of real programs that the load works with.
 pub const BANK_PAGES: usize = 2560;
 /// Pages from one touch to the next of `strided`.
 const STRIDE: usize = 7;
-/// Part of the time before anything is counted: until what is in memory is what the touches have left there.
+/// Length of the warm-up, as a part of the counted time. After the warm-up the pages in memory are those that
+/// the touches left there.
 const WARM_UP: f64 = 0.25;
-/// Touches between two looks at the clock for the end.
+/// Touches between two looks at the clock.
 const STRETCH: u32 = 32;
 
-/// The orders, as `--pattern` calls them.
+/// The orders, as `--pattern` names them.
 pub const PATTERNS: [&str; 6] = ["random", "zipf", "sequential", "streams", "strided", "mixed"];
 
-/// Pages from `first` on that belong to one thread.
+/// The pages of one thread, from `first` on.
 struct Part<'r> {
     region: &'r Region,
     bank: Bank,
     seed: u64,
     first: usize,
-    /// How often each page was written.
+    /// Number of times that each page was written.
     versions: Vec<u8>,
 }
 
@@ -48,7 +50,7 @@ impl Part<'_> {
         self.bank.page((self.first + page) as u64)
     }
 
-    /// Which word of a page is touched, and what is in it.
+    /// Returns the index of the touched word of a page, and the word's value.
     fn word(&self, page: usize, version: u8) -> (usize, u64) {
         let mixed = Random::new(self.seed ^ (self.first + page) as u64).next();
         let at = mixed as usize % WORDS;
@@ -66,7 +68,7 @@ impl Part<'_> {
         }
     }
 
-    /// How long it took.
+    /// Touches a page, and returns the time that the touch took.
     fn touch(&mut self, page: usize, writes: bool) -> Result<Duration, String> {
         let (at, wanted) = self.word(page, self.versions[page]);
         let next = self.versions[page].wrapping_add(1);
@@ -100,7 +102,7 @@ impl Part<'_> {
     }
 }
 
-/// What a part is called in the result, and the order in which a thread goes through its own.
+/// Returns the name of a thread's part in the result, and the order in which the thread touches its pages.
 fn order_of(pattern: &str, thread: usize, pages: usize, seed: u64) -> (&'static str, Order) {
     let random = || Random::new(seed ^ (thread as u64 + 1) << 32);
     let forward = |stride| Order::Strided { stride, backward: false };
@@ -109,13 +111,13 @@ fn order_of(pattern: &str, thread: usize, pages: usize, seed: u64) -> (&'static 
         "sequential" => ("sequential", forward(1)),
         "streams" => ("streams", Order::Interleaved { streams: STREAMS }),
         "strided" => ("strided", forward(STRIDE)),
-        // Half of the threads do the one, half the other.
+        // Half of the threads walk in order, half touch random pages.
         "mixed" if thread.is_multiple_of(2) => ("sequential", forward(1)),
         _ => ("random", Order::Random(random())),
     }
 }
 
-/// Runs it.
+/// Runs the load.
 pub fn touch(settings: &Settings) -> Result<Value, String> {
     let pattern = settings.pattern.as_deref().unwrap_or(PATTERNS[0]);
     let bank = match settings.contents.as_deref() {
@@ -195,8 +197,9 @@ fn walk(part: &mut Part<'_>, mut order: Order, settings: &Settings) -> Result<(L
     }
 }
 
-/// Numbers below `count` of which the nth is asked for 1/n^0.99 as often as the first, spread over all places. (Gray et al.,
-/// "Quickly generating billion-record synthetic databases", 1994.)
+/// A sequence of numbers below `count`. The nth most frequent number is drawn 1/n^0.99 as often as the first,
+/// and the frequent numbers are spread over the range. (Gray et al., "Quickly generating billion-record
+/// synthetic databases", 1994.)
 pub struct Zipf {
     random: Random,
     count: f64,
@@ -215,7 +218,7 @@ impl Zipf {
         Zipf { random, count: count as f64, zeta: all, eta, spread: spread(count) }
     }
 
-    /// The next of them.
+    /// Draws the next number.
     pub fn draw(&mut self) -> usize {
         let share = self.random.below(1 << 32) as f64 / (1_u64 << 32) as f64;
         let scaled = share * self.zeta;
@@ -231,8 +234,8 @@ impl Zipf {
     }
 }
 
-/// What the nth is multiplied with to find its place among `count`: neighbours in rank are no neighbours in memory. They have
-/// no divisor in common, so every place is somebody's.
+/// Returns the factor that maps a rank to its place among `count`, so that neighbours in rank aren't
+/// neighbours in memory. Factor and `count` have no common divisor, so each place belongs to one rank.
 pub fn spread(count: usize) -> usize {
     (count * 5 / 8..).find(|step| divisor(*step, count) == 1).unwrap_or(1)
 }

@@ -1,7 +1,8 @@
-//! Threads that touch pages: each in an order of its own, each comparing every byte of every page it comes to.
+//! Threads that touch pages. Each thread has an order of its own, and compares every byte of every page that
+//! it touches.
 //!
-//! A *touch* is the first access to a page; it is timed. Then the page is compared, untimed but in the time that
-//! throughput is counted over, as a program does something with what it has read.
+//! A *touch* is the first access to a page, and is timed. Then the page is compared, as a program works with
+//! what it has read. The comparison isn't timed, but the throughput's time includes it.
 
 use super::latency::{DEVICE_NS, Latencies};
 use super::region::Region;
@@ -14,27 +15,27 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pages `first..first + pages` of a region, which belong to one thread, and what they hold.
+/// Pages `first..first + pages` of a region, which belong to one thread, and their contents.
 pub struct Stretch<'r> {
     region: &'r Region,
     first: usize,
-    /// How often each page was written.
+    /// Number of times that each page was written.
     versions: Vec<u8>,
     seed: u64,
 }
 
 impl<'r> Stretch<'r> {
-    /// These pages of a region that is filled with this seed.
+    /// Makes a stretch of these pages. The region is filled with this seed.
     pub fn new(region: &'r Region, pages: std::ops::Range<usize>, seed: u64) -> Stretch<'r> {
         Stretch { region, first: pages.start, versions: vec![0; pages.len()], seed }
     }
 
-    /// Pages in it.
+    /// Returns the number of pages.
     pub fn pages(&self) -> usize {
         self.versions.len()
     }
 
-    /// Writes one of `parts` equal parts of it.
+    /// Writes one of `parts` equal parts of the stretch.
     pub fn fill(&self, part: usize, parts: usize) {
         let end = |part: usize| self.first + self.pages() * part / parts;
         self.region.fill_pages(end(part)..end(part + 1), self.seed);
@@ -44,7 +45,7 @@ impl<'r> Stretch<'r> {
         self.seed ^ u64::from(version) << 56
     }
 
-    /// Reads a page: how long the first access took.
+    /// Reads a page. Returns the time of the first access.
     fn read(&self, page: usize) -> Result<Duration, String> {
         let (at, seed) = (self.first + page, self.seed_of(self.versions[page]));
         let began = Instant::now();
@@ -53,8 +54,8 @@ impl<'r> Stretch<'r> {
         self.region.check(at, seed).map(|()| took)
     }
 
-    /// Writes a page: how long the first access took. What was in it is compared first, but for the word that is
-    /// written.
+    /// Writes a page. Returns the time of the first access. The old contents are compared first, except the
+    /// word that is written.
     fn write(&mut self, page: usize) -> Result<Duration, String> {
         let (at, old) = (self.first + page, self.seed_of(self.versions[page]));
         self.versions[page] = self.versions[page].wrapping_add(1);
@@ -69,19 +70,19 @@ impl<'r> Stretch<'r> {
     }
 }
 
-/// An order in which pages are touched, for ever.
+/// An endless order in which pages are touched.
 pub enum Order {
-    /// Every `stride`th page, from the first or, backward, from the last one. Each pass begins a page further, so that
-    /// `stride` passes touch every page once.
+    /// Every `stride`th page, from the first page on, or backward from the last one. Each pass begins a page
+    /// further, so `stride` passes touch every page once.
     Strided {
-        /// 1: every page.
+        /// Pages from one touch to the next. 1 touches every page.
         stride: usize,
-        /// From the end.
+        /// Walks from the end.
         backward: bool,
     },
     /// Several streams, each walking a part of its own in order, a page at a time in turns.
     Interleaved {
-        /// How many.
+        /// Number of streams.
         streams: usize,
     },
     /// Any page.
@@ -91,7 +92,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// The page of the `n`th touch among `pages`.
+    /// Returns the page of the `n`th touch among `pages`.
     pub fn page(&mut self, n: usize, pages: usize) -> usize {
         match self {
             Order::Strided { stride, backward } => {
@@ -108,10 +109,11 @@ impl Order {
     }
 }
 
-/// Passes 0, 1, ... begin at page 0, 1, ...; all passes together are one round over every page.
+/// Returns the page of touch `n`. Passes 0, 1, ... begin at page 0, 1, ... All passes together are one round
+/// over every page.
 fn strided(n: usize, stride: usize, pages: usize) -> usize {
     let n = n % pages;
-    // The first `longer` passes have one page more than the others.
+    // The first `longer` passes have one page more than the later ones.
     let (short, longer) = (pages / stride, pages % stride);
     let in_longer = longer * (short + 1);
     if n < in_longer {
@@ -122,25 +124,26 @@ fn strided(n: usize, stride: usize, pages: usize) -> usize {
     }
 }
 
-/// One thread's work.
+/// The work of one thread.
 pub struct Walker<'r> {
-    /// Name of the part of the result that it counts in.
+    /// Name of the part of the result in which the walker is counted.
     pub part: &'static str,
-    /// Its pages.
+    /// The walker's pages.
     pub stretch: Stretch<'r>,
-    /// How it goes through them.
+    /// The order in which the walker touches its pages.
     pub order: Order,
     /// Percent of touches that write.
     pub write_percent: u64,
 }
 
-/// What one thread, or several of a part, did.
+/// The work done by one thread, or by several threads of a part.
 #[derive(Clone, Default)]
 pub struct Walked {
     latencies: Latencies,
-    /// Pages that were not in memory a while before they were touched; only of strided walks.
+    /// Pages that were not in memory a while before their touch. Counted only for forward walks over every
+    /// page.
     out: u64,
-    /// Those among them that nothing kept from being touched at once, or after a fault too short for a device.
+    /// Pages of `out` whose touch met no fault, or a fault too short for a device.
     out_short: u64,
     threads: u64,
     seconds: f64,
@@ -155,7 +158,7 @@ impl Walked {
         self.seconds = self.seconds.max(other.seconds);
     }
 
-    /// As JSON.
+    /// Returns the results as JSON.
     pub fn json(&self) -> Value {
         let mut json = self.latencies.json();
         json["threads"] = json!(self.threads);
@@ -167,11 +170,12 @@ impl Walked {
     }
 }
 
-/// Part of the time that they walk before anything is counted: until what is in memory is what their own touches
-/// have left there, not what was filled last.
+/// Length of the warm-up, as a part of the counted time. After the warm-up the pages in memory are those that
+/// the walkers' touches left there, not those that were filled last.
 const WARM_UP: f64 = 0.25;
 
-/// Lets all of them walk for so long after warming up, starting together. Walkers of one part are counted together.
+/// Starts all walkers together, lets them warm up, and then lets them walk for `seconds`. Walkers of one part
+/// are counted together.
 pub fn walk(walkers: Vec<Walker<'_>>, seconds: f64) -> Result<Vec<(&'static str, Walked)>, String> {
     let start = Barrier::new(walkers.len());
     let failed = AtomicBool::new(false);
@@ -213,7 +217,7 @@ fn one(mut walker: Walker<'_>, seconds: f64, start: &Barrier, failed: &AtomicBoo
         } else {
             walker.stretch.read(page)
         };
-        // Ordering: the flag only ends the other threads soon; the error travels by `join`.
+        // Ordering: Relaxed; the flag only ends the other threads soon. The error travels by `join`.
         let took = touched.inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
         walked.latencies.record(took.as_nanos() as u64);
         walked.out += u64::from(was_out);
@@ -230,21 +234,21 @@ fn one(mut walker: Walker<'_>, seconds: f64, start: &Barrier, failed: &AtomicBoo
     Ok(walked)
 }
 
-/// Whether pages were in memory a while before a walk comes to them: no policy reads so far ahead. From
-/// /proc/self/pagemap, for walks over every page in order.
+/// Knows from /proc/self/pagemap which pages were in memory a while before a walk comes to them. No policy
+/// reads that far ahead. Works for walks over every page in order.
 struct Presence {
     pagemap: File,
     first_page_number: u64,
     pages: usize,
-    /// Of touch `n`, at `n % LOOK_AHEAD`.
+    /// Whether the page of touch `n` was present, at `n % LOOK_AHEAD`.
     was_present: Vec<bool>,
 }
 
-/// Pages between a look and the touch.
+/// Pages between a look at pagemap and the touch.
 const LOOK_AHEAD: usize = 2048;
-/// Pages looked at in one go.
+/// Pages of one look.
 const LOOK: usize = 256;
-/// The bit of a present page in the kernel's word about it.
+/// The bit of a present page in its pagemap word.
 const PRESENT: u64 = 1 << 63;
 
 impl Presence {
@@ -262,7 +266,7 @@ impl Presence {
         })
     }
 
-    /// Of the `n`th touch; to be asked for each of them in order.
+    /// Returns whether the page of the `n`th touch was out. Must be called once for each touch, in order.
     fn was_out(&mut self, n: usize) -> bool {
         let was_out = !self.was_present[n % LOOK_AHEAD];
         if n.is_multiple_of(LOOK) {
@@ -279,7 +283,8 @@ impl Presence {
         let read = self.pagemap.read_exact_at(bytes, (self.first_page_number + from as u64) * 8);
         for at in 0..LOOK {
             let word = words[at * 8..][..8].try_into().map(u64::from_le_bytes).unwrap_or(0);
-            // What is beyond the end of a pass, or can't be read, counts as present: it is left out.
+            // A page beyond the end of a pass counts as present, and so does a page that can't be read. Both
+            // kinds are left out of `out`.
             let is_present = at >= count || read.is_err() || word & PRESENT != 0;
             self.was_present[(n + at) % LOOK_AHEAD] = is_present;
         }
@@ -340,7 +345,7 @@ mod tests {
     fn pages_that_were_taken_away_are_known_to_have_been_out() {
         let pages = 3 * LOOK_AHEAD;
         let region = Region::of((pages * PAGE_BYTES) as u64, Content::Heap).unwrap();
-        // Only the second half is there.
+        // Only the second half is present.
         (pages / 2..pages).for_each(|page| region.put(page, 0));
         let walker = Walker {
             part: "all",

@@ -1,5 +1,6 @@
-//! What redis-server is asked: to take values, and to give each of them again, twice, in an order that has nothing to do with
-//! how they came. As many commands are sent at once as a busy program's clients would have under way.
+//! A client of redis-server. The client sets values and gets each of them twice, in an order unrelated to the
+//! order of setting. The client sends as many commands at once as the clients of a busy program have in
+//! flight.
 
 use crate::kernel::machine::go_on;
 use crate::measure::Random;
@@ -12,10 +13,10 @@ use std::time::{Duration, Instant};
 const VALUE_BYTES: usize = 1000;
 /// Commands sent before answers are read.
 const AT_ONCE: usize = 64;
-/// Between two keys that are asked for: a prime.
+/// Distance between two keys that are asked for in a row: a prime.
 const STEP: usize = 1_000_003;
 
-/// Half noise, half not.
+/// Returns a value of which half is noise.
 fn value(key: usize) -> String {
     let mut random = Random::new(key as u64);
     let mut value = String::with_capacity(VALUE_BYTES + 16);
@@ -45,13 +46,13 @@ impl Server {
             }
             go_on()?;
         };
-        // Who waits for a server that hangs is told so.
+        // With a limit, a client of a hanging server gets an error.
         let limit = Some(Duration::from_secs(120));
         let from = to.set_read_timeout(limit).and_then(|()| to.try_clone());
         Ok(Server { from: BufReader::new(from.map_err(|error| error.to_string())?), to })
     }
 
-    /// Sends these commands, and then has each answer looked at.
+    /// Sends a command for each key, and checks each answer.
     fn ask(
         &mut self,
         keys: &[usize],
@@ -81,7 +82,8 @@ impl Server {
     }
 }
 
-/// Fills the server with about `bytes`, asks for everything twice, and ends it. Gives how many values were right.
+/// Fills the server with about `bytes`, gets every value twice, and ends the server. Returns the number of
+/// right values.
 pub fn sets_and_gets(place: &Path, bytes: u64) -> Result<String, String> {
     let count = bytes as usize / (VALUE_BYTES + 100);
     let mut server = Server::connect(&place.join("socket"))?;

@@ -1,16 +1,16 @@
-//! What is run: loads with their sizes and budgets.
+//! The cases: loads with their sizes and budgets.
 
 use crate::Effort;
 use crate::live::Outcome;
 
-/// What a case shows.
+/// The kind of comparison that a case is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Sequential and random walkers in one process: the published experiment.
     Mixed,
-    /// The same in two processes, so that each part has counters of its own.
+    /// The published experiment in two processes, so that each part has counters of its own.
     Apart,
-    /// The same in other shapes.
+    /// The published experiment in other shapes.
     MixedOther,
     /// 16 streams.
     Interleaved,
@@ -22,13 +22,13 @@ pub enum Kind {
 
 /// One load under all policies.
 pub struct Case {
-    /// What it shows.
+    /// The kind of comparison.
     pub kind: Kind,
     /// Name in the chart.
     pub name: &'static str,
     /// Title of its tables.
     pub title: String,
-    /// Times that each policy runs it.
+    /// Runs of each policy.
     pub rounds: usize,
     budget_mib: u64,
     options: &'static [&'static str],
@@ -36,19 +36,19 @@ pub struct Case {
 }
 
 impl Case {
-    /// Options of `farpage run`. Nothing but the policy differs.
+    /// Returns the options of `farpage run`. Only the policy differs between runs.
     pub fn options(&self, policy: &str) -> Vec<String> {
         let budget = format!("{}M", self.budget_mib);
         let words = ["--ram", &budget, "--readahead", policy];
         words.iter().chain(self.options).map(|word| (*word).to_owned()).collect()
     }
 
-    /// Words after `farpage load`.
+    /// Returns the words after `farpage load`.
     pub fn load(&self) -> Vec<String> {
         self.load.clone()
     }
 
-    /// The parts that the load counts apart.
+    /// Returns the parts that the load counts separately.
     pub fn parts(&self) -> &'static [&'static str] {
         match self.kind {
             Kind::Mixed | Kind::Apart | Kind::MixedOther => &["sequential", "random"],
@@ -57,7 +57,7 @@ impl Case {
         }
     }
 
-    /// A factorization gives the same bits under every policy.
+    /// Checks that a factorization gives the same bits under every policy.
     pub fn compare(&self, outcomes: &[Vec<Outcome>]) -> Result<(), String> {
         let mut digests = outcomes.iter().flatten().map(|outcome| &outcome.load["digest"]);
         let first = digests.next();
@@ -68,16 +68,17 @@ impl Case {
     }
 }
 
-/// Sizes in MiB and times.
+/// Sizes in MiB, times in seconds, and rounds.
 struct Sizes {
     budget: u64,
     /// 5/3 of the budget.
     sequential: u64,
-    /// Four times the budget: most touches of random walkers find their page gone.
+    /// Four times the budget, so that most touches of random walkers find their page evicted.
     random: u64,
     seconds: f64,
-    /// For cases that are about hit rates: what a walk has brought in when it is stopped is never used, and should
-    /// weigh little. For one walk two pages of 10,000 are allowed, so it gets longest.
+    /// For cases about hit rates. Pages that a walk brought in but didn't reach before its end are never
+    /// used, and should weigh little. The target for a single walk is strictest, two pages of 10,000, so its
+    /// time `seconds_apart` is longest.
     seconds_long: f64,
     seconds_apart: f64,
     lu_budget: u64,
@@ -115,18 +116,18 @@ fn sizes(effort: Effort) -> Sizes {
     )
 }
 
-/// Sequential and random walkers: 4 and 8 were published, on a machine of 36 cores. Here as many sequential ones as
-/// processors, up to 4, and twice as many random ones.
+/// Returns the numbers of sequential and of random walkers. 4 and 8 were published, on a machine of 36 cores.
+/// Here each processor has a sequential walker, up to 4, and there are twice as many random walkers.
 pub fn walkers() -> (usize, usize) {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let sequential = processors.clamp(1, 4);
     (sequential, 2 * sequential)
 }
 
-/// The case whose pages stay in the pool.
+/// The name of the case whose pages stay in the pool.
 const POOL: &str = "from the pool";
 
-/// All of them.
+/// Returns all cases.
 pub fn cases(effort: Effort) -> Vec<Case> {
     let sizes = sizes(effort);
     let (sequential, random) = walkers();
@@ -156,9 +157,10 @@ pub fn cases(effort: Effort) -> Vec<Case> {
         make(kind, name, &what, load)
     };
     let published = (sequential, sizes.sequential, sizes.random);
-    // One walker: of two that together just don't fit, one may keep all of its pages in memory.
+    // A single walker, because of two walkers that together just don't fit, one may keep all of its pages in
+    // memory.
     let apart = (1, sizes.sequential, sizes.random);
-    // All of it fits into memory and the pool.
+    // All pages fit into memory and the pool.
     let pool = (sequential, sizes.budget * 4 / 3, sizes.budget * 3 / 4);
     let mib = sizes.sequential;
     let walk = |kind, name, what: &str, load: &str| {

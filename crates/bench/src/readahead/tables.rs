@@ -1,4 +1,4 @@
-//! From outcomes to tables, targets and charts.
+//! Makes tables, targets and charts from outcomes.
 
 use super::cases::{Kind, walkers};
 use super::{BY_ADDRESS, BY_SLOT, Measured, POLICIES, STREAMS};
@@ -7,12 +7,12 @@ use crate::live::Outcome;
 use crate::measure::{Sample, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
 
-/// Whose counters.
+/// The processes whose counters are meant.
 #[derive(Clone, Copy)]
 enum Counted {
-    /// Those of all processes.
+    /// All processes.
     All,
-    /// Those of the process that did this part.
+    /// The process that ran this part.
     Part(&'static str),
 }
 
@@ -24,19 +24,19 @@ impl Counted {
         }
     }
 
-    /// Of the pages that were read ahead, those that were touched: in percent.
+    /// Returns the share of the pages read ahead that were touched, in percent.
     fn used(self, outcome: &Outcome) -> f64 {
         100.0 * self.of(outcome, "swap_ra_hit") / self.of(outcome, "swap_ra")
     }
 
-    /// Of the pages that came from an area, those that no thread had to ask for: in percent.
+    /// Returns the share of the pages from an area that no thread had to ask for, in percent.
     fn covered(self, outcome: &Outcome) -> f64 {
         100.0 - 100.0 * self.of(outcome, "fault_area") / self.of(outcome, "pswpin")
     }
 }
 
 impl Measured {
-    /// One value for each round.
+    /// Returns one value for each round.
     fn each(&self, policy: usize, value: impl Fn(&Outcome) -> f64) -> Vec<f64> {
         self.outcomes[policy].iter().map(value).collect()
     }
@@ -58,7 +58,7 @@ impl Measured {
     }
 }
 
-/// The tables of one case: what the program saw, and what was read.
+/// Adds the tables of one case: the program's measurements, and what was read.
 pub fn add(report: &mut Report, measured: &Measured) {
     if measured.case.kind == Kind::Lu {
         report.tables.push(elapsed(measured));
@@ -153,7 +153,7 @@ fn reads(measured: &Measured) -> Table {
     table
 }
 
-/// Touches that the counters of a row are about.
+/// Returns the touches that the counters of a row are about.
 fn touches(measured: &Measured, outcome: &Outcome, part: &str) -> f64 {
     match measured.case.kind {
         Kind::Apart => outcome.part(part, "touches"),
@@ -161,12 +161,13 @@ fn touches(measured: &Measured, outcome: &Outcome, part: &str) -> f64 {
     }
 }
 
-/// Of the sequential part's touches of pages that had been out, those too short for a device: in percent.
+/// Returns the share of the sequential part's touches of evicted pages that were too short for a device, in
+/// percent.
 fn at_once(outcome: &Outcome) -> f64 {
     100.0 * outcome.part("sequential", "out_short") / outcome.part("sequential", "out")
 }
 
-/// Two digits after the point, since 99.98 is what it is about.
+/// Formats with two decimals, because the published rate is 99.98.
 fn percent(sample: Sample) -> Cell {
     if !sample.median.is_finite() {
         return Cell::Nothing;
@@ -174,7 +175,7 @@ fn percent(sample: Sample) -> Cell {
     format!("{:.2} [{:.2}..{:.2}]", sample.median, sample.low, sample.high).into()
 }
 
-/// What was to be reached. Hit rates as what is missing to 100 %, in ten-thousandths.
+/// Adds the targets. Hit rates are stated as the part missing to 100 %, in ten-thousandths.
 pub fn targets(report: &mut Report, all: &[Measured]) {
     let missing = |percent: f64| (100.0 - percent) * 100.0;
     let mut targets = Vec::new();
@@ -231,7 +232,7 @@ pub fn targets(report: &mut Report, all: &[Measured]) {
     report.targets = targets;
 }
 
-/// Speed of every case as a ratio to by-slot, and the latencies of the published one.
+/// Adds the charts: every case's speed as a ratio to by-slot, and the latencies of the published case.
 pub fn charts(report: &mut Report, all: &[Measured]) {
     let speed = |measured: &Measured, policy: usize| match measured.case.kind {
         Kind::Lu => 1.0 / measured.to_by_slot(policy, |one| one.number("seconds")).median,
@@ -258,7 +259,7 @@ pub fn charts(report: &mut Report, all: &[Measured]) {
     });
 }
 
-/// What a reader must know.
+/// Returns the notes that a reader needs.
 pub fn notes(effort: Effort) -> Vec<String> {
     let (sequential, random) = walkers();
     let mut notes = vec![

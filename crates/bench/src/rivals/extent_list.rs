@@ -1,8 +1,8 @@
-//! Extents in a sorted list with one cursor for all: what Linux had up to 5.2. A lookup walks on from where the
-//! last one ended, whoever made it, and around at the end.
+//! Extents in a sorted list with one cursor for all threads, as Linux had it up to 5.2. A lookup walks on
+//! from the end of the last lookup of any thread, and around at the end of the list.
 //!
-//! Better than it was in two ways: the nodes lie in one piece in their order, so that a walk is read ahead by the
-//! processor; and the cursor is one atomic word, so that nobody waits for a lock.
+//! The list is better than Linux's in two ways. The nodes lie in one piece in their order, so the processor
+//! prefetches a walk. The cursor is one atomic word, so no thread waits for a lock.
 
 use farpage_core::areas::extents::Extent;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,7 +21,7 @@ pub struct List {
 }
 
 impl List {
-    /// Of extents in the order of their slots.
+    /// Makes a list of extents that are in the order of their slots.
     pub fn new(extents: &[Extent]) -> List {
         let node = |at: usize, extent: &Extent| Node {
             block: extent.block,
@@ -33,7 +33,7 @@ impl List {
         List { nodes, cursor: AtomicU32::new(0) }
     }
 
-    /// The block of a slot.
+    /// Returns the block of a slot.
     pub fn block(&self, slot: u32) -> u64 {
         let start = self.cursor.load(Ordering::Relaxed);
         let mut at = start;

@@ -1,10 +1,12 @@
-//! Extents in a red-black tree: what Linux has had since 5.3. The tree is `intrusive-collections`'; its nodes lie in
-//! one piece in the order of their slots, and nobody locks it, since it doesn't change.
+//! Extents in a red-black tree, as Linux has had them since 5.3. The tree is the one of
+//! `intrusive-collections`. The tree's nodes lie in one piece in the order of their slots. No thread locks
+//! the tree, because it doesn't change.
 
 use farpage_core::areas::extents::Extent;
 use intrusive_collections::{Bound, KeyAdapter, RBTree, RBTreeAtomicLink, intrusive_adapter};
 
-/// A node: as the kernel's, a link of three words, the first slot, their number and the first block.
+/// A node with the fields of the kernel's: a link of three words, the first slot, the number of slots, and
+/// the first block.
 pub struct Node {
     link: RBTreeAtomicLink,
     slot: u32,
@@ -21,7 +23,7 @@ impl<'n> KeyAdapter<'n> for BySlot<'_> {
     }
 }
 
-/// Nodes for [`Tree::new`].
+/// Makes the nodes for [`Tree::new`].
 pub fn nodes(extents: &[Extent]) -> Box<[Node]> {
     let node = |extent: &Extent| Node {
         link: RBTreeAtomicLink::new(),
@@ -38,17 +40,17 @@ pub struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// Of nodes that are in no other tree.
+    /// Makes a tree of nodes that are in no other tree.
     pub fn new(nodes: &'a [Node]) -> Tree<'a> {
         let mut tree = RBTree::new(BySlot::new());
         for node in nodes {
-            // Each comes behind the last, as swapon adds them.
+            // Each node is added behind the last one, as swapon does.
             tree.back_mut().insert_after(node);
         }
         Tree { tree }
     }
 
-    /// The block of a slot.
+    /// Returns the block of a slot.
     pub fn block(&self, slot: u32) -> u64 {
         let node = self.tree.upper_bound(Bound::Included(&slot)).get().expect("the first extent has slot 0");
         debug_assert!(slot - node.slot < node.count);

@@ -1,15 +1,15 @@
-//! The other design that was tried for our index: a hash table of buckets as large as a cache line.
+//! An alternative to Farpage's index: a hash table whose buckets are as large as a cache line.
 //!
-//! A bucket has a lock word and seven words of key and handle, so an entry is found, and read, without a lock.
-//! Keys whose bucket is full go to the next ones and leave a mark. Any key may be in any of the table's places, so
-//! it needs no more memory where keys are sparse; but neighbours lie anywhere, each store takes a lock, and a key
-//! finds the table full while there is room elsewhere.
+//! A bucket has a lock word and seven words of key and handle, so an entry is found and read without a lock.
+//! A key whose bucket is full goes to one of the next buckets and leaves a mark. Any key can be in any place
+//! of the table, so sparse keys need no more memory. But neighbours are scattered, each store takes a lock,
+//! and a key can find its buckets full while other buckets have free places.
 
 use crate::index::Contestant;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const PLACES: usize = 7;
-/// Buckets that are looked at for one key.
+/// Buckets that are searched for one key.
 const REACH: usize = 8;
 const LOCKED: u64 = 1;
 const OVERFLOWED: u64 = 2;
@@ -26,19 +26,21 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// With room for `entries` when it is 60 % full.
+    /// Makes a table that is 60 % full with `entries` entries.
     pub fn new(entries: usize) -> Buckets {
         let bucket = || Bucket { control: AtomicU64::new(0), places: [const { AtomicU64::new(0) }; PLACES] };
         Buckets { buckets: (0..entries * 10 / 6 / PLACES + REACH).map(|_| bucket()).collect() }
     }
 
-    /// The bucket that a key belongs to: by a multiplicative hash, so that neighbours don't fill one.
+    /// Returns the bucket that a key belongs to. A multiplicative hash keeps neighbours from filling one
+    /// bucket.
     fn home(&self, key: u32) -> usize {
         let hash = u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         ((hash * (self.buckets.len() - REACH + 1) as u64) >> 32) as usize
     }
 
-    /// The key's place and word. Under the home's lock the answer stays right; without it, it was.
+    /// Returns the key's place and word. Under the home bucket's lock the answer stays right; without the
+    /// lock it was right at some moment.
     fn find(&self, home: usize, key: u32) -> Option<(&AtomicU64, u64)> {
         for (step, bucket) in self.buckets[home..home + REACH].iter().enumerate() {
             for place in &bucket.places {
@@ -65,7 +67,7 @@ impl Buckets {
             if tries % 64 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         let result = change();
-        // Ordering: Release hands over what was changed.
+        // Ordering: Release publishes the changes made under the lock.
         control.fetch_and(!LOCKED, Ordering::Release);
         result
     }
@@ -76,7 +78,7 @@ impl Buckets {
                 self.buckets[home].control.fetch_or(OVERFLOWED, Ordering::Relaxed);
             }
             for place in &bucket.places {
-                // An exchange: keys of other homes may want the place too.
+                // A compare-and-exchange, because keys of other home buckets may want the place too.
                 if place.load(Ordering::Relaxed) == 0
                     // Ordering: Release as in `store`.
                     && place.compare_exchange(0, word, Ordering::Release, Ordering::Relaxed).is_ok()
@@ -111,7 +113,7 @@ impl Contestant for Buckets {
         let home = self.home(key);
         self.locked(home, || {
             let (place, word) = self.find(home, key)?;
-            // Ordering: Release: whoever takes the place next comes after.
+            // Ordering: Release orders this change before the next owner's use of the place.
             place.store(0, Ordering::Release);
             Some(word as u32)
         })

@@ -1,8 +1,8 @@
-//! What zswap's index became (Linux 6.10): a radix tree for each 64 MiB of an area, read without a lock, written
-//! under a lock of its own.
+//! zswap's index in Linux 6.10: a radix tree for each 64 MiB of an area. Reads take no lock, and writes take
+//! a lock of the tree.
 //!
-//! Nodes of 64 words, three levels for 16,384 slots, as an xarray has them. They are never freed, which spares
-//! this rival the kernel's work of delaying that until no reader is left.
+//! A tree has nodes of 64 words and three levels for 16,384 slots, like an xarray. Nodes are never freed,
+//! which spares the rival the kernel's work of delaying a free until no reader is left.
 
 use crate::index::Contestant;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,21 +11,22 @@ use std::sync::{Mutex, OnceLock};
 const SLOTS_PER_TREE: u32 = 16_384;
 const FAN_OUT: usize = 64;
 
-/// The lowest level: handles, 0 for none. 8 bytes each, since the kernel's are pointers.
+/// The lowest level. A handle of 0 means none. Each entry has 8 bytes, because the kernel's entries are
+/// pointers.
 struct Leaf([(AtomicU32, u32); FAN_OUT]);
 type Middle = [OnceLock<Box<Leaf>>; FAN_OUT];
 
 struct Tree {
-    /// Held while anything in the tree changes.
+    /// Held during each change of the tree.
     writers: Mutex<()>,
     root: [OnceLock<Box<Middle>>; 4],
 }
 
-/// A tree for each 64 MiB.
+/// The index: a radix tree for each 64 MiB.
 pub struct Radix(Vec<Tree>);
 
 impl Radix {
-    /// For keys below `keys`.
+    /// Makes an index for keys below `keys`.
     pub fn new(keys: u32) -> Radix {
         let tree = || Tree { writers: Mutex::new(()), root: [const { OnceLock::new() }; 4] };
         Radix((0..keys.div_ceil(SLOTS_PER_TREE)).map(|_| tree()).collect())
@@ -55,7 +56,8 @@ impl Tree {
     }
 }
 
-/// A writer has the tree's lock, so reading and writing the word needn't be one instruction.
+/// Changes a word. The writer has the tree's lock, so reading and writing the word needn't be one
+/// instruction.
 fn change(word: &AtomicU32, to: u32) -> Option<u32> {
     let old = word.load(Ordering::Relaxed);
     // Ordering: Release pairs with the Acquire in `load`.

@@ -1,8 +1,8 @@
-//! What zswap's index was, and what was proposed for it: a red-black tree under one lock, a B-tree under one
-//! lock.
+//! zswap's first index and the one proposed for it: a red-black tree and a B-tree, each under one lock.
 //!
-//! The lock is the standard library's: it spins a little and then sleeps. A lock that only spins, as the kernel's
-//! does, stands still for a whole time slice whenever its holder is preempted, which user space can't forbid.
+//! The lock is the standard library's, which spins a little and then sleeps. The kernel's lock only spins. In
+//! user space a lock that only spins stands still for a whole time slice when its holder is preempted. User
+//! space can't forbid preemption.
 
 use crate::index::Contestant;
 use intrusive_collections::rbtree::Entry;
@@ -10,8 +10,8 @@ use intrusive_collections::{KeyAdapter, RBTree, RBTreeLink, intrusive_adapter};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-/// As zswap's entry: the links in the node, a key, a handle. Allocated before the lock is taken and freed after
-/// it is released, as the kernel does.
+/// A node like zswap's entry, with the links in the node, a key and a handle. A node is allocated before the
+/// lock is taken and freed after the lock is released, as in the kernel.
 struct Node {
     link: RBTreeLink,
     key: u32,
@@ -27,7 +27,7 @@ impl<'a> KeyAdapter<'a> for ByKey {
     }
 }
 
-/// One red-black tree, one lock.
+/// A red-black tree under one lock.
 pub struct RedBlack(Mutex<RBTree<ByKey>>);
 
 impl Default for RedBlack {
@@ -45,7 +45,7 @@ impl Contestant for RedBlack {
                 place.insert(node);
                 None
             }
-            // The new node in the old one's place: no second descent and no rotation.
+            // The new node replaces the old one in its place, without a second descent or a rotation.
             Entry::Occupied(mut place) => place.replace_with(node).ok(),
         };
         drop(tree);
@@ -64,7 +64,8 @@ impl Contestant for RedBlack {
     }
 }
 
-/// One B-tree, one lock: the standard library's, with up to 11 pairs in a node (the kernel's has 8).
+/// A B-tree under one lock. The tree is the standard library's, with up to 11 pairs in a node (the kernel's
+/// has 8).
 #[derive(Default)]
 pub struct BTree(Mutex<BTreeMap<u32, u32>>);
 

@@ -1,5 +1,5 @@
-//! What Farpage's structures are measured against: well-kept libraries where they exist, else the published
-//! structure, written as well as we can.
+//! The rivals of Farpage's structures. Where a well-kept library exists, it is the rival. Where none exists,
+//! the rival is the published structure, written as well as we can.
 
 pub mod extent_list;
 pub mod extent_rbtree;

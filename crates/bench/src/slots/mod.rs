@@ -1,7 +1,9 @@
-//! `farpage bench slots`: who finds free slots how fast in an area of which 90 % is in use, at random.
+//! `farpage bench slots`: how fast each policy finds free slots in an area of which 90 % is in use, at
+//! random.
 //!
-//! [`threads`] are real ones on this machine, [`simulated`] are 48 virtual CPUs; both play on [`stage`], which checks
-//! that each slot handed out is nobody's. [`pages`] runs pmbench's pattern for real under each policy.
+//! [`threads`] runs real threads on this machine, [`simulated`] runs 48 virtual CPUs. Both use [`stage`],
+//! which checks that each slot handed out has no owner. [`pages`] runs pmbench's pattern live under each
+//! policy.
 
 mod pages;
 mod simulated;
@@ -21,14 +23,16 @@ const CLASSIC: usize = 0;
 const SCAN_MORE: usize = 1;
 const OURS: usize = 2;
 
-/// What a step takes on the simulated machine. A lock on a line that is at hand, and 20 instructions under it: 20 ns;
-/// the line comes from another core's cache: 100 ns, as on machines of that size; a slot's byte: 1 ns.
+/// Costs of a step on the simulated machine. A lock whose cache line is local, with 20 instructions under it,
+/// takes 20 ns. A line from another core's cache adds 100 ns, as on machines of this size. Looking at a
+/// slot's byte takes 1 ns.
 const COSTS: Costs = Costs { lock: 20, transfer: 100, slot: 1.0, think: 0 };
-/// pmbench's rate: 725,000 pages a second (2.97 GB/s) by 16 processes are 22 µs for each.
+/// Nanoseconds between two pages of a process at pmbench's rate: 16 processes do 725,000 pages a second (2.97
+/// GB/s).
 const THINK_NS: u64 = 22_000;
 const CPUS: usize = 48;
 
-/// The experiment.
+/// Runs the experiment.
 pub fn run(effort: Effort) -> Result<Report, String> {
     let mut report = Report::new("slots");
     report.published = vec![

@@ -1,5 +1,5 @@
-//! pmbench's pattern for real: processes that touch pages at random, four reads to one write, under `farpage run` with
-//! each policy, and an area that is just large enough.
+//! pmbench's pattern, live. Processes touch pages at random, four reads to one write, under `farpage run`
+//! with each policy. The area is just large enough.
 
 use super::{CLASSIC, POLICIES};
 use crate::Effort;
@@ -9,11 +9,11 @@ use crate::report::{Cell, Chart, Report, Table};
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// Runs it, and adds its table.
+/// Runs the experiment, and adds its table and chart.
 pub(super) fn run(effort: Effort, report: &mut Report) -> Result<(), String> {
-    // Scaled from 16 processes on 48 CPUs: two on each of two CPUs.
+    // The published run had 16 processes on 48 CPUs. Here two processes run on each of two CPUs.
     let (processes, process_mib, seconds, rounds) = effort.pick((4, 96, 6.0, 5), (2, 48, 0.7, 1));
-    // A third of each process's memory fits; of the area 90 % is in use then.
+    // A third of each process's memory fits. Then 90 % of the area is in use.
     let ram_mib = process_mib / 3;
     let area_mib = processes * (process_mib - ram_mib) * 10 / 9;
     let swap = format!("{}:{area_mib}M", std::env::temp_dir().display());
@@ -62,7 +62,7 @@ pub(super) fn run(effort: Effort, report: &mut Report) -> Result<(), String> {
     Ok(())
 }
 
-/// Over the whole run, filling included: the counters don't tell one from the other.
+/// Returns the rate over the whole run, filling included, because the counters don't separate the two.
 fn pages_per_second(outcome: &Outcome, counter: &str) -> f64 {
     outcome.counter(counter) / outcome.wall.as_secs_f64()
 }

@@ -1,7 +1,7 @@
-//! 48 virtual CPUs in simulated time. The allocators are the real ones: each call is made at the virtual instant at
-//! which its CPU comes to it, a probe records which locks it took, how many slots it looked at and in which order,
-//! and that record is then played back: locks are queues, first come first served, and each step takes the time
-//! that [`Costs`] says. One seed, one result.
+//! 48 virtual CPUs in simulated time. The allocators are real, and each call is made when its CPU comes to it
+//! in virtual time. A probe records the call's locks and the number of slots it looks at, in their order. The
+//! record is then played back. Locks are queues, first come first served, and each step takes the time given
+//! by [`Costs`]. One seed gives one result.
 
 use super::stage::{BATCH, Player, Setting, Stage, with_stage};
 use farpage_core::areas::slots::probe::{Locked, Probe};
@@ -10,25 +10,25 @@ use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
-/// What a step takes, in nanoseconds.
+/// The time of each kind of step, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
-    /// To take and give back a lock that was used on this CPU last, and what is done under it.
+    /// Taking and releasing a lock that this CPU used last, and the work under it.
     pub lock: u64,
-    /// More, if another CPU had it last: its cache lines come over.
+    /// Added if another CPU had the lock last, because its cache lines must be transferred.
     pub transfer: u64,
-    /// To look at one slot. The tables are far larger than a CPU's nearest cache.
+    /// Looking at one slot. The tables are far larger than a CPU's nearest cache.
     pub slot: f64,
-    /// What a CPU does with each page between two calls.
+    /// A CPU's work on each page between two calls.
     pub think: u64,
 }
 
-/// What a run gave.
+/// The results of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     /// Slots per virtual second.
     pub speed: f64,
-    /// Share of the CPUs' time that they waited for locks.
+    /// Share of the CPUs' time spent waiting for locks.
     pub waiting: f64,
     /// Slots found by one refill.
     pub refill: f64,
@@ -44,7 +44,7 @@ enum Event {
     Scan(u32),
 }
 
-/// Records.
+/// Records the steps of calls.
 #[derive(Default)]
 struct Recorder {
     events: RefCell<Vec<Event>>,
@@ -69,7 +69,7 @@ impl Probe for Recorder {
     }
 }
 
-/// What a CPU does next.
+/// The next call of a CPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Take,
@@ -79,7 +79,7 @@ enum Phase {
 struct Cpu {
     player: Player,
     phase: Phase,
-    /// Steps of the call under way, the last one first.
+    /// Steps of the call under way, the last step first.
     steps: Vec<Event>,
     waits_since: u64,
 }
@@ -96,14 +96,14 @@ struct World<'s, 'r> {
     stage: &'r Stage<'s, Recorder>,
     cpus: Vec<Cpu>,
     queues: HashMap<Locked, Queue>,
-    /// When, in which order, who.
+    /// Time, sequence number and CPU of each event.
     agenda: BinaryHeap<Reverse<(u64, u64, usize)>>,
     order: u64,
     waited: u64,
     costs: Costs,
 }
 
-/// Lets `setting.cpus` virtual CPUs work for so many virtual nanoseconds.
+/// Runs `setting.cpus` virtual CPUs for `duration_ns` virtual nanoseconds.
 pub fn run(setting: Setting, costs: Costs, duration_ns: u64) -> Outcome {
     with_stage(setting, Recorder::default(), |stage, players| {
         let probe = stage.slots.probe();
@@ -119,7 +119,7 @@ pub fn run(setting: Setting, costs: Costs, duration_ns: u64) -> Outcome {
             waited: 0,
             costs,
         };
-        // Not all at the same instant.
+        // The CPUs start at different instants.
         (0..world.cpus.len()).for_each(|cpu| world.schedule(cpu as u64 * 97, cpu));
         while let Some(Reverse((now, _, cpu))) = world.agenda.pop() {
             if now >= duration_ns {
@@ -127,7 +127,7 @@ pub fn run(setting: Setting, costs: Costs, duration_ns: u64) -> Outcome {
             }
             world.step(now, cpu);
         }
-        // Who is still waiting has waited.
+        // CPUs that still wait at the end have waited since `waits_since`.
         let waiting = world.queues.values().flat_map(|queue| &queue.waiting);
         let pending: u64 =
             waiting.map(|cpu| duration_ns - world.cpus[*cpu].waits_since.min(duration_ns)).sum();
@@ -148,7 +148,7 @@ impl World<'_, '_> {
         self.agenda.push(Reverse((when, self.order, cpu)));
     }
 
-    /// A CPU goes one step further.
+    /// Does a CPU's next step.
     fn step(&mut self, now: u64, cpu: usize) {
         match self.cpus[cpu].steps.pop() {
             None => self.call(now, cpu),
@@ -185,7 +185,7 @@ impl World<'_, '_> {
         self.schedule(now + self.costs.lock + transfer, cpu);
     }
 
-    /// Makes a CPU's next call, for real, and plays its record from now on.
+    /// Makes a CPU's next call on the real allocator. The call's record is played back from now on.
     fn call(&mut self, now: u64, number: usize) {
         let cpu = &mut self.cpus[number];
         let mut think = 0;

@@ -1,5 +1,5 @@
-//! An area of which 90 % is in use at random, with a byte for each slot that says who has it: every slot
-//! that an allocator hands out is checked to be nobody's.
+//! An area of which 90 % is in use, at random. A byte for each slot names the slot's owner, so every slot
+//! that an allocator hands out is checked to have none.
 // UNSAFETY: the allocators' tables are carved out of handed memory, as in a live engine.
 
 use crate::measure::Random;
@@ -16,40 +16,40 @@ pub const BATCH: usize = 64;
 /// Percent of the area that is in use.
 pub const FILL_PERCENT: u32 = 90;
 
-/// What to set up.
+/// The settings of a stage.
 #[derive(Clone, Copy)]
 pub struct Setting {
-    /// How free slots are found.
+    /// The policy that finds free slots.
     pub policy: SlotPolicy,
     /// Slots of the area.
     pub slots: u32,
-    /// CPUs, or threads, that take slots.
+    /// CPUs or threads that take slots.
     pub cpus: usize,
-    /// Where random numbers come from.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// The area.
+/// An area with its allocator and its owners.
 pub struct Stage<'s, P: Probe> {
     /// The allocator.
     pub slots: &'s Slots<'s, P>,
-    /// Whose each slot is: CPU plus one.
+    /// The owner of each slot: the CPU's number plus one, or 0.
     owners: &'s [AtomicU8],
 }
 
-/// What one thread has, and how it goes on.
+/// The slots of one thread, and its random numbers.
 pub struct Player {
     cpu: usize,
     held: Vec<u32>,
     fresh: Vec<u32>,
     random: Random,
-    /// Writes that its batches need: runs of neighbours in a batch, each of which one write can merge.
+    /// Writes that the player's batches need. A run of neighbours in a batch is one write.
     pub runs: u64,
     /// Slots taken.
     pub slots: u64,
 }
 
-/// Sets an area up, fills it, deals its slots to as many players as there are CPUs, and calls `act`.
+/// Sets an area up, fills it, deals its slots to one player for each CPU, and calls `act`.
 pub fn with_stage<P: Probe, R>(
     setting: Setting,
     probe: P,
@@ -59,7 +59,7 @@ pub fn with_stage<P: Probe, R>(
         (0..setting.slots.div_ceil(CLUSTER_SLOTS)).map(|_| AtomicU32::new(0)).collect();
     let bytes = SlotMemory::bytes(setting.policy, setting.slots, setting.cpus);
     let mut memory = vec![0_u64; bytes / 8 + 1];
-    // SAFETY: zeroed memory of that size, whose owner outlives the slots and isn't used meanwhile.
+    // SAFETY: the memory is zeroed and has this size. The vector outlives the slots and isn't used meanwhile.
     let mut region = unsafe { Region::new(memory.as_mut_ptr().cast(), bytes) };
     let tables = SlotMemory::carve(&mut region, setting.policy, setting.slots, setting.cpus);
     let leases = Leases::new(&holders, 1);
@@ -81,7 +81,7 @@ pub fn with_stage<P: Probe, R>(
 }
 
 impl<P: Probe> Stage<'_, P> {
-    /// Takes every slot, then frees one in ten, at random.
+    /// Takes every slot, then frees one in ten at random. Returns the players with the slots that are left.
     fn fill(&self, setting: Setting) -> Vec<Player> {
         let mut random = Random::new(setting.seed);
         let mut all = Vec::with_capacity(setting.slots as usize);
@@ -110,8 +110,9 @@ impl<P: Probe> Stage<'_, P> {
         all.chunks(share).enumerate().map(deal).collect()
     }
 
-    /// Without a locked instruction, which would cost more than some of the calls that are measured: two that get a
-    /// slot at the same instant both find it free, but the one whose name is gone finds out when it frees it.
+    /// Changes a slot's owner without a locked instruction, which would cost more than some of the measured
+    /// calls. Two threads that get the same slot at the same instant both find it free. The thread whose
+    /// number is overwritten notices the error when it frees the slot.
     fn change_owner(&self, slot: u32, from: u8, to: u8) {
         let owner = &self.owners[slot as usize];
         let found = owner.load(Ordering::Relaxed);
@@ -121,7 +122,7 @@ impl<P: Probe> Stage<'_, P> {
 }
 
 impl Player {
-    /// Takes a batch.
+    /// Takes a batch of slots.
     pub fn take<P: Probe>(&mut self, stage: &Stage<'_, P>) {
         let me = self.cpu as u8 + 1;
         while self.fresh.len() < BATCH {
@@ -136,7 +137,8 @@ impl Player {
         }
     }
 
-    /// Frees a slot at random of those that it has, and has one of the batch instead. Whether the batch is used up.
+    /// Frees a random slot of those that the player holds, and holds a slot of the batch instead. Returns
+    /// whether the batch is used up.
     pub fn free<P: Probe>(&mut self, stage: &Stage<'_, P>) -> bool {
         let Some(fresh) = self.fresh.pop() else { return true };
         let at = self.random.below(self.held.len() as u64) as usize;
@@ -146,7 +148,7 @@ impl Player {
         self.fresh.is_empty()
     }
 
-    /// A batch is whole: how many writes would it be?
+    /// Counts the writes that a complete batch needs.
     pub fn count_runs(&mut self) {
         self.fresh.sort_unstable();
         let breaks = self

@@ -1,4 +1,4 @@
-//! Real threads: each takes batches of slots and frees as many at random, so that the area stays as full as it is.
+//! Real threads. Each takes batches of slots and frees as many at random, so the area stays equally full.
 
 use super::stage::{Player, Setting, with_stage};
 use crate::measure::on_threads;
@@ -8,15 +8,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Slots per second, all threads together.
+/// Returns slots per second, all threads together.
 pub fn speed(setting: Setting, duration: Duration) -> f64 {
     let played = play(setting, duration, Unwatched, |_, _| ());
     played.slots as f64 / played.seconds
 }
 
-/// What is only seen by looking, which makes it slower.
+/// Figures that only a probe sees. The probe makes the run slower.
 pub struct Seen {
-    /// Share of the threads' time that they waited for locks.
+    /// Share of the threads' time spent waiting for locks.
     pub waiting: f64,
     /// Slots found by one refill.
     pub refill: f64,
@@ -24,14 +24,14 @@ pub struct Seen {
     pub run: f64,
 }
 
-/// Does the same while somebody watches.
+/// Runs the same threads with a probe.
 pub fn watch(setting: Setting, duration: Duration) -> Seen {
     let mut looks = [[0; 3]; 2];
     let played = play(setting, duration, Watch::default(), |watch, at| {
         let counters = [&watch.waited_ns, &watch.refills, &watch.refilled];
         looks[at as usize] = counters.map(|counter| counter.load(Ordering::Relaxed));
     });
-    // What filling the area took doesn't count.
+    // The counts of filling the area are subtracted.
     let [waited_ns, refills, refilled] = std::array::from_fn(|at| (looks[1][at] - looks[0][at]) as f64);
     Seen {
         waiting: waited_ns / 1e9 / (played.seconds * setting.cpus as f64),
@@ -40,7 +40,7 @@ pub fn watch(setting: Setting, duration: Duration) -> Seen {
     }
 }
 
-/// When somebody looks at the probe.
+/// The moment at which the probe is read.
 #[derive(Clone, Copy)]
 enum Look {
     Before = 0,
@@ -75,7 +75,8 @@ fn play<P: Probe + Sync>(
             *times[thread].lock().expect("its own thread's") = Some((began, Instant::now()));
         });
         look(stage.slots.probe(), Look::After);
-        // More threads than CPUs begin one after the other: from when the first did to when the last has ended.
+        // With more threads than CPUs, threads begin one after another. The time runs from the first thread's
+        // start to the last thread's end.
         let times: Vec<_> = times.into_iter().filter_map(|time| time.into_inner().expect("done")).collect();
         let began = times.iter().map(|time| time.0).min().expect("a thread");
         let ended = times.iter().map(|time| time.1).max().expect("a thread");
@@ -113,7 +114,7 @@ impl Probe for Watch {
     }
 }
 
-/// Threads wait as in a live engine: they sleep in the kernel.
+/// Makes threads wait as in a live engine, asleep in the kernel.
 fn wait_by_futex() {
     static PARKER: Parker = Parker { wait, wake };
     set_parker(&PARKER);
@@ -129,8 +130,8 @@ fn wake(word: &AtomicU32, count: u32) {
 
 fn futex(word: &AtomicU32, operation: i32, value: u32) {
     let no_timeout = std::ptr::null::<libc::timespec>();
-    // SAFETY: the word is alive; without a timeout the kernel reads nothing else. Any result will do: whoever
-    // waits looks again.
+    // SAFETY: the word is alive. Without a timeout the kernel reads nothing but the word. Every result is
+    // fine, because a waiting thread looks at the word again.
     unsafe {
         libc::syscall(
             libc::SYS_futex,
