@@ -76,8 +76,9 @@ impl<'m> Counts<'m> {
     /// reference was the last, and the caller must free the slot.
     pub fn remove(&self, slot: u32) -> u32 {
         // Ordering: Acquire pairs with the Release below. So everything that threads did before they gave
-        // references back comes before whatever becomes of the slot. A shared slot is never missed: whoever
-        // gave the caller its reference also gave it everything seen until then, and so the count.
+        // references back comes before whatever becomes of the slot. A shared slot is never missed: the
+        // thread that gave the caller its reference also gave it everything seen until then, and so the
+        // count.
         if self.shared.load(Ordering::Acquire) == 0 {
             return 0;
         }
