@@ -1,15 +1,15 @@
-# make build | demo | test | loom | fuzz | fuzz-programs | test-full | compat | vm | starts | programs | lint |
-#      bench-within | bench-programs BEFORE=DIR | clean
+# make build | docs | demo | test | loom | fuzz | fuzz-programs | test-full | compat | vm | starts | programs |
+#      lint | bench-within | bench-programs BEFORE=DIR | clean
 #
-# `make test` is what CI runs. Everything needs only Rust, a C compiler and make; the programs that the
-# end-to-end tests run are installed by `make programs` (as root; else it names what is missing).
+# CI runs `make test`. Everything needs only Rust, a C compiler and make. As root, `make programs` installs
+# the programs that the end-to-end tests run; otherwise it prints the names of the missing ones.
 
 CARGO ?= cargo
 PYTHON ?= python3
 
-.PHONY: build demo test test-unit loom fuzz fuzz-programs test-sim test-e2e test-full compat vm starts programs lint bench-within bench-programs clean
+.PHONY: build docs demo test test-unit loom fuzz fuzz-programs test-sim test-e2e test-full compat vm starts programs lint bench-within bench-programs clean
 
-# The preload library is built by itself: it is no_std, and would lose that beside crates that need std.
+# The preload library is built by itself: it is no_std. Beside crates that need std it would lose that.
 build:
 	$(CARGO) build --release -p farpage-preload
 	$(CARGO) build --release
@@ -23,38 +23,51 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	$(CARGO) clippy --release -p farpage-preload -- -D warnings
+	$(CARGO) clippy -p farpage-xtask --all-targets -- -D warnings
+	$(CARGO) test --quiet -p farpage-xtask
+	$(CARGO) xtask tidy
 
-# Tests are chosen by their names, never by `-p`: with another set of packages cargo builds the dependencies again, for
-# that set's features.
-# core needs no privileges and no kernel feature: its tests run as nobody where we are root.
+# Builds the book of docs/ into target/book.
+docs:
+	@command -v mdbook mdbook-mermaid >/dev/null || \
+		{ echo "make docs needs two programs: cargo install mdbook mdbook-mermaid"; exit 1; }
+	rm -rf target/book-source && mkdir -p target && cp -r docs target/book-source
+	mdbook-mermaid install target/book-source
+	mdbook build --dest-dir $(CURDIR)/target/book target/book-source
+
+# Tests are chosen by their names, never by `-p`. For another set of packages cargo builds the dependencies
+# again, with that set's features.
+# Core needs no privileges and no kernel feature: as root, `make` runs core's tests as nobody.
 test-unit:
 	$(CARGO) test --config 'target."cfg(unix)".runner = "$(CURDIR)/tests/runner.sh"' \
 		--lib --bins --test invariants --test conformance --test guard --test random
 
-# The lock-free parts in every order in which their threads can meet. Seconds, once loom is built; in a directory
-# of its own, because the flag would have everything else built again.
+# Runs the lock-free parts in every order in which their threads can meet. Takes seconds once loom is built.
+# The build has a directory of its own, because the flag would have everything else built again.
 loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p farpage-core --lib --target-dir $${CARGO_TARGET_DIR:-target}/loom loom_
 
-# Every fuzz target for so many seconds (`make test` runs each for less than one, on random bytes).
+# Seconds for which every fuzz target runs. `make test` runs each for less than one second, on random bytes.
 FUZZ_SECONDS ?= 60
 fuzz:
 	fuzz/run.sh $(FUZZ_SECONDS)
 
-# Programs that do anything to their memory, with new seeds, in each mode. Each failure says how to do it again.
+# Runs programs that do anything to their memory, with new seeds, in each mode. Each failure says how to
+# repeat it.
 DURATION ?= 2h
 fuzz-programs: build
 	FARPAGE_TEST_DURATION=$(DURATION) $(CARGO) test --test random_programs -- --test-threads=7 --nocapture
 
-# A thousand seeds, and the same with planted bugs, each of which must be found.
+# Runs a thousand seeds, and then the same with planted bugs, each of which must be found.
 test-sim:
 	$(CARGO) test --test seeds
 	$(CARGO) test -p farpage-sim --features planted --test planted
 
-# Experiments whose tests look at no time: two run at once.
+# Experiments whose tests measure no time. Two of them run at once.
 UNTIMED = readahead_ slots_ extents_ index_ order_
 
-# Real programs share memory and processors, so few run at a time, one where the bench's or the limits' figures are looked at.
+# Real programs share memory and processors, so few run at a time. Only one runs where tests look at figures
+# of the bench or of limits.
 test-e2e: build programs
 	$(CARGO) test --test bad_input --test supervisor --test beside --test hostile
 	$(CARGO) test --test memory_calls -- --test-threads=3
@@ -73,37 +86,38 @@ test-e2e: build programs
 	$(PYTHON) tests/compat.py --fast
 	$(PYTHON) tests/starts.py --starts 2
 
-# The sizes that the promise is made for: about 1 GiB for each program.
+# Runs the sizes that the promise is made for: about 1 GiB for each program.
 test-full: build programs
 	FARPAGE_TEST_SIZE=full $(CARGO) test --test programs --test memory_calls --test limits -- --test-threads=1 --nocapture
 	for faults in signal segv; do FARPAGE_TEST_SIZE=full FARPAGE_TEST_FAULTS=$$faults \
 		$(CARGO) test --test programs --test memory_calls -- --test-threads=1 --nocapture || exit; done
 
-# Many more programs, in each mode and as root and as an ordinary user: docs/compatibility.md is made of its results.
-# An hour or more, and installs what it needs.
+# Runs many more programs, in each mode, as root and as an ordinary user. docs/compatibility.md is made of the
+# results. Takes an hour or more, and installs what it needs.
 compat: build
 	tests/programs.sh compat
 	$(PYTHON) tests/compat.py --out docs/compatibility.md
 
-# Other kernels, in QEMU without KVM: KERNELS="5.10 6.1 6.12 newest". Downloads them. About half an hour on two CPUs.
+# Tests other kernels, in QEMU without KVM: KERNELS="5.10 6.1 6.12 newest". Downloads the kernels. Takes about
+# half an hour on two CPUs.
 KERNELS ?=
 vm: build
 	tests/programs.sh vm
 	$(PYTHON) tests/vm.py --kernels "$(KERNELS)"
 
-# Runtimes started a thousand times each beside two busy loops: hours. `make starts STARTS=100` is a part of it; more options has
-# tests/starts.py.
+# Starts runtimes a thousand times each beside two busy loops, which takes hours. `make starts STARTS=100` is
+# a part of that. tests/starts.py has more options.
 starts: build
 	STARTS=$(or $(STARTS),1000) $(PYTHON) tests/starts.py
 
 programs:
 	@tests/programs.sh
 
-# Not a test: times depend on the machine.
+# Not a test, because times depend on the machine.
 bench-within: build
 	$(PYTHON) tests/within_budget.py
 
-# Did it get slower? BEFORE is a directory with farpage and its library of an earlier build.
+# Shows whether Farpage got slower. BEFORE is a directory with farpage and its library of an earlier build.
 bench-programs: build programs
 	$(PYTHON) tests/before_after.py $(BEFORE)
 
