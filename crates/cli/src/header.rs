@@ -16,7 +16,7 @@ const BAD_LIST_AT: usize = 1536;
 /// The signature fills the last ten bytes of the page.
 const SIGNATURE_BYTES: usize = 10;
 pub const SIGNATURE_AT: usize = PAGE_BYTES - SIGNATURE_BYTES;
-/// Signature of a file that a run of ours has as an area (`areas/mark.rs`).
+/// Signature of a file that a run of Farpage's has as an area (`areas/mark.rs`).
 pub const SIGNATURE_OF_A_RUN: &[u8; SIGNATURE_BYTES] = b"FARPAGE-01";
 /// Bad pages whose numbers fit between the list's place and the signature.
 const BAD_PAGES_MAX: u32 = ((SIGNATURE_AT - BAD_LIST_AT) / 4) as u32;
@@ -40,7 +40,7 @@ pub enum HeaderError {
     Version0,
     /// A hibernation image.
     Hibernation,
-    /// Pages of a run of ours that didn't empty its file at its end.
+    /// Pages of a run of Farpage's that didn't empty its file at its end.
     OfARun,
     /// Made on a machine with the other byte order.
     OtherByteOrder,

@@ -864,7 +864,7 @@ pub fn die_of(signal: c_int) {
     // SAFETY: takes no pointers.
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0 as c_ulong, 0, 0, 0) };
     set_disposition(signal, Disposition::Default);
-    // SAFETY: takes no pointers; the default disposition runs no code of ours.
+    // SAFETY: takes no pointers; the default disposition runs no code of Farpage's.
     unsafe { libc::raise(signal) };
     let mut only = MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: the first two calls write one set, which lives here; the last call reads it.

@@ -767,7 +767,7 @@ fn supervisor_is_above_where_it_takes_one_process_too_many() {
     farpage::install(Path::new(env!("CARGO_BIN_EXE_farpage")), &place.path().join("farpage"), 0o755);
     fs::set_permissions(place.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let mut command = Command::new(place.path().join("farpage"));
-    // The budget is large enough for the shell to need no thread of ours.
+    // The budget is large enough for the shell to need no thread of Farpage's.
     command
         .args(["run", "--ram", "640M", "--no-disk", "--supervisor", "beside", "--", "sh", "-c", "echo ran"])
         .current_dir("/");

@@ -1,5 +1,5 @@
-//! Programs that install filters of seccomp, in each mode: no thread of ours is without the filter, or no
-//! thread of ours is left (`tests/programs/filters.c`).
+//! Programs that install filters of seccomp, in each mode: no thread of Farpage's is without the filter, or
+//! no thread of Farpage's is left (`tests/programs/filters.c`).
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;

@@ -39,7 +39,7 @@ fn start(script: &str) -> (Child, u32, BufReader<std::process::ChildStdout>) {
     // The child gets a process group of its own. The tests' group may be orphaned, if a shell that is gone
     // started it in the background. The kernel drops a terminal's stop in an orphaned group.
     command.process_group(0);
-    // SAFETY: between fork and exec only async-signal-safe calls that take no memory of ours.
+    // SAFETY: between fork and exec only async-signal-safe calls that take no memory of Farpage's.
     unsafe { command.pre_exec(hear_signals) };
     let mut child = command.spawn().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
@@ -52,7 +52,7 @@ fn start(script: &str) -> (Child, u32, BufReader<std::process::ChildStdout>) {
 /// programs that the tests start would ignore them, too.
 fn hear_signals() -> std::io::Result<()> {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
-        // SAFETY: the default is no code of ours.
+        // SAFETY: the default is no code of Farpage's.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     Ok(())
@@ -162,7 +162,7 @@ fn kernels_signal_reaches_the_program(
         .args(["sh", "-c", &script])
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
-    // SAFETY: between fork and exec only async-signal-safe calls that take no memory of ours.
+    // SAFETY: between fork and exec only async-signal-safe calls that take no memory of Farpage's.
     unsafe { command.pre_exec(hear_signals).pre_exec(listen) };
     let mut child = command.spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();

@@ -139,7 +139,7 @@ impl Lazy {
             unsafe { base.write_volatile(2) };
         }
         if is_held {
-            // SAFETY: `seen` is one page of ours.
+            // SAFETY: `seen` is one page of Farpage's.
             unsafe { self.pipes[0].copy_out(PAGE_BYTES, (&raw mut seen).cast()) };
         }
         // SAFETY: the range is the mapping just made, and nothing refers to it any more.

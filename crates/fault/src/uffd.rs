@@ -271,8 +271,8 @@ impl<'u> ByMove<'u> {
             }
             let rest = PageRange::of(run[at].page, most.min(run.len() - at) as u64);
             // SAFETY: the caller of `take` has locked the pages and serves threads that touch them. The
-            // frames are holes in registered memory of ours. No reference of ours leads into the program's
-            // memory.
+            // frames are holes in registered memory of Farpage's. No reference of Farpage's leads into the
+            // program's memory.
             let move_them = |pages| unsafe { self.uffd.move_pages(page_of(run[at].frame), pages, false) };
             let (tried, moved) = by_halves(rest, Trouble::Refused, move_them);
             let tried = tried.count() as usize;
@@ -469,8 +469,8 @@ impl<'u> ByCopy<'u> {
         if is_protected {
             self.uffd.protect(alone, false).unwrap_or_default();
         }
-        // SAFETY: the caller of `take` names only pages that the program may write. No protection of ours is
-        // left.
+        // SAFETY: the caller of `take` names only pages that the program may write. No protection of
+        // Farpage's is left.
         let is_kept = !is_copied || unsafe { lazy::keep(page.page) };
         if is_kept || self.pagemap.is_present(page.page).expect("our own pagemap can be read") {
             page.taken = Taken::Busy;

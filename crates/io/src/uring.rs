@@ -473,7 +473,7 @@ fn set_up(depth: u32) -> Result<(OwnedFd, io_uring_params, Option<OwnMemory>), S
         params.flags = IoringSetupFlags::NO_MMAP;
         params.cq_off.user_addr = rings.base.as_ptr().cast::<c_void>().into();
         params.sq_off.user_addr = entries.base.as_ptr().cast::<c_void>().into();
-        // SAFETY: both addresses are whole zeroed pages of ours, and stay mapped for as long as the ring
+        // SAFETY: both addresses are whole zeroed pages of Farpage's, and stay mapped for as long as the ring
         // exists. The depth is at most DEPTH, so one page is enough for either (asserted above).
         if let Ok(ring) = unsafe { io_uring_setup(depth, &mut params) } {
             return Ok((ring, params, Some((rings, entries))));
@@ -548,7 +548,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: this value's constructor mapped the range, and no reference into it outlives `self`. The
-        // call can't fail for a whole mapping of ours. A failure would only leave the range mapped.
+        // call can't fail for a whole mapping of Farpage's. A failure would only leave the range mapped.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

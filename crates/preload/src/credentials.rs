@@ -1,8 +1,8 @@
 //! Replaces libc's functions that change what the program may do. Our threads, which libc doesn't know,
 //! follow before the functions return.
 //!
-//! libc has all of its threads make the same call, so its functions can't be replaced. Functions of ours are
-//! exported under the same names and call libc's. libc's calls of its own functions don't come here
+//! libc has all of its threads make the same call, so its functions can't be replaced. Functions of Farpage's
+//! are exported under the same names and call libc's. libc's calls of its own functions don't come here
 //! (`initgroups` sets groups). So functions that make these inner calls are exported, too.
 
 use crate::dormant;

@@ -4,7 +4,7 @@
 //! process could have more memory than it has announced. The second has an effect that an engine must know
 //! from the beginning. After the third no engine could be started.
 //!
-//! The work is done on a stack of ours, because the program's stack may be small. Signals are blocked
+//! The work is done on a stack of Farpage's, because the program's stack may be small. Signals are blocked
 //! meanwhile: the program's handler could start an engine in the middle of a call, and the engine
 //! would not see the call.
 // UNSAFETY: the state of the process lies on a page that is wiped in a child, and the code switches stacks.
@@ -141,7 +141,7 @@ pub fn join(blocked: u64) -> bool {
     // The handler runs on the thread's present stack. A program's alternate stack may be too small even
     // for the kernel's part.
     let action = Action::of(on_wake, 0).on_any_stack();
-    // SAFETY: a handler of ours, which does nothing before the state is `IS`.
+    // SAFETY: a handler of Farpage's, which does nothing before the state is `IS`.
     if unsafe { set_action(WAKES, &action) }.is_err() {
         dormant.leave();
         return false;
@@ -192,7 +192,7 @@ pub fn tell(notice: Notice, failure: StartFailure) {
     dormant().inspect(|dormant| dormant.tell(notice, failure, Errno(0)));
 }
 
-// ---- on a stack of ours --------------------------------------------------------------------------------
+// ---- on a stack of Farpage's --------------------------------------------------------------------------------
 
 /// Work for `perform`.
 #[derive(Clone, Copy)]

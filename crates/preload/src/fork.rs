@@ -155,7 +155,7 @@ pub fn forked(arguments: [usize; 6]) -> isize {
     }
 }
 
-/// Makes the fork itself, on a stack of ours, with signals blocked.
+/// Makes the fork itself, on a stack of Farpage's, with signals blocked.
 pub fn make(engine: &'static Engine, arguments: [usize; 6], stack_pointer: usize) -> isize {
     // SAFETY: takes nothing.
     let maker = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;

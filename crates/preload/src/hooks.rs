@@ -276,8 +276,8 @@ pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e
         number::EXIT_GROUP => exit_now(a as c_int),
         // A clone as fork makes it: no flag but the signal at the child's end.
         number::CLONE if a & !SIGNAL == 0 && b == 0 => result(fork::forked([a, 0, 0, 0, 0, 0])),
-        // The call must not come from code of ours, whose calls nobody intercepts. A child made in this way
-        // doesn't get managed memory once anything is registered, so the child can't read a wrong byte.
+        // The call must not come from code of Farpage's, whose calls nobody intercepts. A child made in this
+        // way doesn't get managed memory once anything is registered, so the child can't read a wrong byte.
         _ => {
             if let Some(word) = credentials::before_call(call, arguments) {
                 return result(word);

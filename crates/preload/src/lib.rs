@@ -66,7 +66,7 @@ fn errno() -> i32 {
     unsafe { *__errno_location() }
 }
 
-/// Reports a bug of ours. There is nobody to unwind to, so the process ends where the program stands.
+/// Reports a bug of Farpage's. There is nobody to unwind to, so the process ends where the program stands.
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     farpage_os::report::panic(info)

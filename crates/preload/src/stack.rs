@@ -1,9 +1,10 @@
-//! Runs hooks on stacks of ours.
+//! Runs hooks on stacks of Farpage's.
 //!
 //! A program's stack may itself be managed memory (a coroutine's, say). Suppose a hook holds the map lock and
 //! touches an evicted page of its own stack. The hook would wait for a handler, and the handler for the lock.
-//! So a hook puts its arguments into a slot of ours, moves the stack pointer there, and only then takes the
-//! lock. Signals are blocked meanwhile: a handler of the program could call a hook again, or never return.
+//! So a hook puts its arguments into a slot of Farpage's, moves the stack pointer there, and only then takes
+//! the lock. Signals are blocked meanwhile: a handler of the program could call a hook again, or never
+//! return.
 // UNSAFETY: changing stacks is assembly.
 
 use core::arch::naked_asm;
@@ -90,7 +91,7 @@ pub fn on_own_stack(engine: &'static Engine, call: usize, arguments: Arguments) 
     perform(engine, Task::Call(call, arguments))
 }
 
-/// Does a task on a stack of ours, with signals blocked.
+/// Does a task on a stack of Farpage's, with signals blocked.
 pub fn perform(engine: &'static Engine, task: Task) -> isize {
     retire::hook_begins();
     if engine.has_ended() {

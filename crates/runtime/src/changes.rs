@@ -1,7 +1,7 @@
 //! System calls by which the program changes its memory: mmap, munmap, mremap, madvise, mprotect, brk.
 //! (Locking is in [`locked`].)
 //!
-//! These functions are called instead of libc's, in threads of the program, on a stack of ours and with
+//! These functions are called instead of libc's, in threads of the program, on a stack of Farpage's and with
 //! signals blocked (see the preload library). Each function makes the system call itself, under the exclusive
 //! map lock. The call is made as the program asked for it, except for what would pass the budget or can't be
 //! followed. What the engine knows changes together with the mapping. The result is the kernel's, or what an

@@ -78,7 +78,7 @@ static WANTED: Wanted = Wanted {
 static FOLLOWING: Lock<()> = Lock::new(());
 
 /// Nanoseconds until a thread that hasn't answered is asked again. libc may have put its own handler in the
-/// place of ours.
+/// place of Farpage's.
 const ASK_AGAIN_NS: u64 = 5_000_000;
 
 /// Prepares for the first engine thread, which will have what the calling thread has. Called before that
@@ -134,7 +134,7 @@ pub enum Whose {
 }
 
 /// Has every engine thread follow a call that the calling thread has made with success. Returns when all have
-/// followed. On a stack of ours, with signals blocked.
+/// followed. On a stack of Farpage's, with signals blocked.
 pub fn follow(engine: &Engine, call: usize, arguments: &Arguments, whose: Whose) {
     // SAFETY: neither call takes an argument.
     let [process, own] =

@@ -1,13 +1,13 @@
-//! Dormant processes: members of the run in which nothing of ours runs, because they are small.
+//! Dormant processes: members of the run in which nothing of Farpage's runs, because they are small.
 //!
 //! A dormant process says in the session the most memory that it can have. That is the memory that it may
 //! write, and the stack that it is allowed. These bytes count against the budget as if they were there. To
 //! have more memory the process must map more, by calls that come to our hooks. All dormant processes
 //! together have a small part of the budget. A process that would exceed the part starts an engine first.
 //!
-//! A dormant process has no thread and no descriptor of ours. It has a handler of ours for one signal only,
-//! by which the supervisor asks for an engine. The process holds its record by a mapping of the file that has
-//! the lock. A fork's child doesn't get that mapping.
+//! A dormant process has no thread and no descriptor of Farpage's. It has a handler of Farpage's for one
+//! signal only, by which the supervisor asks for an engine. The process holds its record by a mapping of the
+//! file that has the lock. A fork's child doesn't get that mapping.
 // UNSAFETY: a mapping is released when an engine has taken over.
 
 use crate::head::{Glance, glance_at};

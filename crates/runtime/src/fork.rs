@@ -242,7 +242,7 @@ fn unmap(base: usize, bytes: usize) {
     unsafe { sys::call(number::MUNMAP, [base, bytes.next_multiple_of(PAGE_BYTES), 0, 0, 0, 0]) };
 }
 
-/// Lets children have a mapping of ours, or keeps it from them.
+/// Lets children have a mapping of Farpage's, or keeps it from them.
 ///
 /// # Safety
 /// A child's own engine may use the mapping only as a copy of its parent's.

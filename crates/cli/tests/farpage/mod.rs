@@ -63,7 +63,7 @@ fn build_harmless_library() -> PathBuf {
     path
 }
 
-/// Returns the C library, which is not a library of ours.
+/// Returns the C library, which is not a library of Farpage's.
 pub fn libc_library() -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.contains("/libc.so") || line.contains("/libc-"));
@@ -145,7 +145,7 @@ pub fn run_as_ordinary_user(place: &Path, words: &[&str]) -> Ended {
     install(&harmless_library(), &library, 0o755);
     command.env("FARPAGE_PRELOAD", library);
     command.arg("run").args(words).uid(65_534).gid(65_534).current_dir("/");
-    // SAFETY: between fork and exec only an async-signal-safe call that takes no memory of ours.
+    // SAFETY: between fork and exec only an async-signal-safe call that takes no memory of Farpage's.
     unsafe { command.pre_exec(drop_groups) };
     Ended::of(command.output().unwrap())
 }

@@ -175,7 +175,7 @@ fn what_is_left_behind_is_managed_when_the_run_ends() {
     assert!(!outcome.stderr.contains("without a budget"), "{}", outcome.stderr);
 }
 
-/// The debugger's library for threads must not find threads of ours, which it can't know.
+/// The debugger's library for threads must not find threads of Farpage's, which it can't know.
 #[test]
 fn debugger_sees_the_program_as_it_is() {
     let Some(_alone) = alone_with("gdb") else { return };

@@ -163,7 +163,7 @@ fn processes_that_leave_no_note_are_found_below_the_program() {
         })
     };
     let inside = ["unshare", "-rpf", "--mount-proc", "sh", "-c", "sleep 12 & wait"];
-    // The budget is large enough for unshare to have no thread of ours, so that it may enter a
+    // The budget is large enough for unshare to have no thread of Farpage's, so that it may enter a
     // user namespace.
     let namespace = Job::new(&Under::budget(1024 * MIB, &[]), &inside).start();
     let started = [start("-static", "\"$0\"; true"), start("-O1", "exec \"$0\"")];

@@ -8,8 +8,8 @@
 //! user's gets an automatic one by [`AreaOrder`]. An automatic priority follows from the number of automatic
 //! areas that are on and were put on earlier. So when an automatic area goes, the later ones move up, and the
 //! next new area gets the number that became free. An area whose removal failed comes back with its old
-//! priority. (Linux gives it the old priority too, but leaves the later areas moved up, so that two areas
-//! share a number.) The NUMA order reserves the key 1, which stands for priority -1, for areas on the list's
+//! priority. Linux gives it the old priority, too, but leaves the later areas moved up. There two areas then
+//! share a number. The NUMA order reserves the key 1, which stands for priority -1, for areas on the list's
 //! node.
 //!
 //! [`AreaOrder::Weighted`] instead chooses the area with the smallest expected cost among the first equals.

@@ -1,7 +1,7 @@
 //! The swap cache: frames, and the pages in them on their way in or out.
 //!
-//! A frame is a page-sized buffer of ours. Under UFFDIO_MOVE a frame is a place that a page can be moved to
-//! and from. So a frame either has memory behind it ([`Backing::Memory`]) or is a hole. Evicted pages are
+//! A frame is a page-sized buffer of Farpage's. Under UFFDIO_MOVE a frame is a place that a page can be moved
+//! to and from. So a frame either has memory behind it ([`Backing::Memory`]) or is a hole. Evicted pages are
 //! moved into holes.
 //!
 //! The kernel may still read or write memory that came with a page of the program's. The memory may be part

@@ -412,7 +412,7 @@ impl Worker {
         let outgoing = &mut self.outgoing[..count];
         let began_ns = now_ns();
         match by {
-            // SAFETY: `begin_evict` gave each victim a frame of ours and locked its page. Engine threads
+            // SAFETY: `begin_evict` gave each victim a frame of Farpage's and locked its page. Engine threads
             // serve faults on the page.
             By::Engine => unsafe { self.engine.pages.take(outgoing) },
             // If this thread can't take pages, all victims stay.

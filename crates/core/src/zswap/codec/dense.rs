@@ -6,7 +6,7 @@
 //! never allocates: its contexts lie in memory that each thread has for them. A context is made once, because
 //! making it asks the CPU what it can do. In a virtual machine that takes longer than compressing a page.
 //! Each page resets the context.
-// UNSAFETY: the library is C. Each call gets pointers to memory of ours, and a length with each pointer.
+// UNSAFETY: the library is C. Each call gets pointers to memory of Farpage's, and a length with each pointer.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;

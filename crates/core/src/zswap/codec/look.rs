@@ -4,7 +4,7 @@
 //! line to line, because records repeat. The same code is compiled three times: for any CPU, and for vectors
 //! of 32 and of 64 bytes. For vectors of 64 bytes hand-written code picks the words.
 // UNSAFETY: this file calls functions that are compiled for features which not every CPU has. Vectors read a
-// page's lines and write words of ours.
+// page's lines and write words of Farpage's.
 
 use super::cpu::{self, Vectors};
 use super::word;
