@@ -192,7 +192,7 @@ pub fn tell(notice: Notice, failure: StartFailure) {
     dormant().inspect(|dormant| dormant.tell(notice, failure, Errno(0)));
 }
 
-// ---- on a stack of Farpage's --------------------------------------------------------------------------------
+// ---- on a stack of Farpage's ---------------------------------------------------------------------
 
 /// Work for `perform`.
 #[derive(Clone, Copy)]
