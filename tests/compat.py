@@ -609,8 +609,8 @@ def write_table(out, columns, lines):
 Made by `make compat`. Each program runs unmodified, once without Farpage and once in each cell, with two
 thirds of the memory that it needs.
 
-A cell is *right* if the program printed the same bytes, and its processes together never had more than
-%.2f of the budget. Their memory is read 20 times a second. Otherwise the cell says what was seen.
+A cell is *right* if the program printed the same bytes, and its processes together were never seen with
+more than %.2f of the budget. Their memory is read 20 times a second. Otherwise the cell says what was seen.
 
 Memory that Farpage doesn't manage counts, too: stacks, small, shared, locked, executable and read-only
 mappings, files. A small program can be over its budget by that alone. A cell above the budget names the kinds

@@ -2,7 +2,7 @@
  * whatever it has done before.
  *
  * The budget is 256 MiB, and twice that where several processes are dormant at once. Dormant processes may
- * have a 16th of it: the usual limit of the stack, 8 MiB, and the program. */
+ * have a 16th of it together: enough for the usual limit of the stack, 8 MiB, and the program. */
 #include "check.h"
 #include <dirent.h>
 #include <sys/prctl.h>
@@ -329,7 +329,7 @@ static void has_session(void)
     CHECK(getenv("FARPAGE_SESSION") != NULL && getenv("LD_PRELOAD") != NULL);
 }
 
-/* A child that is made past libc, as containers do it, runs a program with an empty environment. */
+/* A child that is made by a bare clone, as containers do it, runs a program with an empty environment. */
 static void clones_and_executes(void)
 {
     pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD | CLONE_NEWUTS, 0, 0, 0, 0);

@@ -319,7 +319,7 @@ static void child_lives_under_it(void)
     still_works();
 }
 
-/* The engine can't live under any of the filters from here on. */
+/* The engine can't live under the filters of these cases, up to `allows_little_among_threads`. */
 static void allows_little(void)
 {
     begin_out();

@@ -164,7 +164,7 @@ static void once(int number, siginfo_t *info, void *context)
     handled++;
 }
 
-/* A handler that is for one signal only, and errors, which are the kernel's own. */
+/* A handler that is reset before it runs (SA_RESETHAND), and errors, which are the kernel's own. */
 static void handlers_come_and_go(void)
 {
     struct sigaction found, ignore = { .sa_handler = SIG_IGN };

@@ -206,7 +206,7 @@ static int is_of_one_kind(const struct region *region, size_t first, size_t coun
     return 1;
 }
 
-/* Restores what the pages have after their content was thrown away. */
+/* Notes that the content of pages was thrown away: they have zeros again, or what the file has. */
 static void reset(struct region *region, size_t first, size_t count)
 {
     for (size_t i = first; i < first + count; i++) {

@@ -19,8 +19,8 @@ static void all_ended_well(pid_t *children, int count)
     }
 }
 
-/* The first process fills nearly all of the budget and goes to sleep. The others come later, each alone well
- * within the budget. Each process works for some rounds and ends. */
+/* The first process fills most of the budget and goes to sleep. The others come later, each alone well within
+ * the budget. Each process works for some rounds and ends. */
 static void growers(void)
 {
     pid_t children[MEMBERS];

@@ -603,8 +603,8 @@ static void *polls(void *argument)
 }
 
 /* Nobody sends this program a signal, so none of its calls is interrupted. Eight threads do nothing but ask
- * whether there is something to do. Each thread is told of Farpage in such a call, but was in none when it
- * was asked. */
+ * whether there is something to do. Each thread is armed in such a call, but was in no call when the keeper
+ * asked it. */
 static void nothing_interrupts(void)
 {
     pthread_t threads[8];

@@ -1,6 +1,6 @@
 //! `farpage bench codec`: how fast pages of real programs compress, and to which size. Each kind is measured
-//! by itself, and all kinds as [`contents`] mixes them. Farpage's codec and background densification are
-//! compared with LZ4 for all kinds.
+//! by itself, and all kinds as [`contents`] mixes them. The baseline is LZ4 for every page. The baseline is
+//! compared with Farpage's choice of codecs, and with what the background makes denser.
 //!
 //! Pages are compressed and decompressed one after another. In each round every codec gets all pages. Every
 //! decompressed page is compared.

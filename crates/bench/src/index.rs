@@ -88,7 +88,7 @@ const THREADS: [usize; 4] = [1, 2, 4, 8];
 const TARGET_ENTRIES: u32 = 1_000_000;
 /// Bits of a handle that contain the key that the handle was made for.
 const KEY_BITS: u32 = 25;
-/// Operations of which one is timed by itself.
+/// Operations for each one that is timed by itself.
 const SAMPLED: usize = 64;
 
 fn handle_for(key: u32, random: u64) -> u32 {

@@ -46,7 +46,7 @@ pub fn interleaved<T>(rounds: usize, contestants: usize, mut run: impl FnMut(usi
     results
 }
 
-/// Returns the ratio of two contestants, `ours` over `theirs`, over all rounds.
+/// Returns the ratio of two contestants, `ours` over `theirs`, taken in each round.
 pub fn ratio(ours: &[f64], theirs: &[f64]) -> Sample {
     let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
     Sample::of(&ratios)

@@ -2,10 +2,10 @@
 //!
 //! Pages are touched at random, with 20 % writes, in four times as much memory as the budget. The pages
 //! compress, so no device is involved. The part *threads* runs all threads in one space. The part *spaces*
-//! spreads the same number of pages further and further apart, in a mapping of up to a terabyte. Each run is
-//! repeated without a budget, because there, too, a touch costs more when no two pages share a page table of
-//! the kernel. Each run is also repeated without touches: it only fills the memory and ends. The cost of
-//! filling is reported separately, and isn't part of a fault's cost.
+//! spreads the same number of pages further and further apart, in a mapping of up to a terabyte. Each run of
+//! *spaces* is repeated without a budget, because there, too, a touch costs more when no two pages share a
+//! page table of the kernel. Both runs are also repeated without touches: they only fill the memory and end.
+//! The cost of filling is reported separately, and isn't part of a fault's cost in a space.
 
 use crate::Effort;
 use crate::live::{self, Outcome};
@@ -14,7 +14,7 @@ use crate::report::{Cell, Chart, Report, Table, Target};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// Ratio that a fault may cost more in a larger space, at most.
+/// Highest ratio of a fault's cost in a larger space to its cost in the smallest one.
 const COST_MAX: f64 = 1.1;
 const METADATA_MAX: f64 = 16.0;
 

@@ -126,7 +126,7 @@ fn store(input: &mut Input, pool: &Pool, model: &mut VecDeque<Object>) {
     }
 }
 
-/// Makes the oldest object that may become shorter denser, or marks that it stays as it is.
+/// Takes the oldest object that may become shorter. Replaces it by a shorter one, or marks that it stays.
 fn densify(input: &mut Input, pool: &Pool, model: &mut VecDeque<Object>) {
     let at = model.iter().position(|object| object.kind() == 2);
     let first = at.map(|at| (model[at].handle, model[at].owner));

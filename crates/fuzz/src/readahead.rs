@@ -140,8 +140,8 @@ impl World {
         }
     }
 
-    /// Brings the oldest window in. The window's first page is parked, and so is the last page of the range.
-    /// The pages between are mapped.
+    /// Brings the pages of the oldest window in that are out. The first one is parked as the marker. If the
+    /// window closes its range, the last one is parked, too. The others are mapped.
     fn bring(&mut self) {
         if self.asked.is_empty() {
             return;

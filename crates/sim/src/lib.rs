@@ -1,4 +1,4 @@
-//! The simulator: the `core` of live programs under simulated time, driven by one seed.
+//! The simulator: the same core that runs in live programs, under simulated time and from one seed.
 //!
 //! [`run`] runs one seed. The parts, from the outside in:
 //!

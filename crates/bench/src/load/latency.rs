@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 const STEPS: u64 = 32;
 /// Octaves, from 32 ns to 137 s. Below 32 ns a step is 1 ns.
 const OCTAVES: u64 = 32;
-/// Nanoseconds below which a touch met no fault. Another thread serves a fault, which takes 2.5 µs at least.
+/// Nanoseconds below which a touch counts as one without a fault. A fault that another thread serves takes
+/// 2.5 µs at least.
 const FAULT_NS: u64 = 2_000;
 /// Nanoseconds from which a touch may have waited for a device; a shorter touch has not. Reads of 4 KiB from
 /// real devices take 50 µs and more, with few exceptions.

@@ -110,8 +110,8 @@ impl Matrix {
         }
     }
 
-    /// Computes U to the right of the block: each row of the block, minus the contributions of the rows above
-    /// it.
+    /// Computes U to the right of the block: each row of the block, minus the contributions of the block's
+    /// rows above it.
     fn solve_rows(&mut self, first: usize, end: usize) {
         for row in first + 1..end {
             let (above, rest) = self.cells.split_at_mut(row * self.n);

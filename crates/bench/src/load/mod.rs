@@ -40,7 +40,7 @@ pub struct Settings {
     pub noise: bool,
     /// Whether all threads of a kind share one mapping.
     pub shared: bool,
-    /// Whether each kind of thread is a process of its own.
+    /// Whether each kind of thread has a process of its own.
     pub processes: bool,
     /// Whether the load reports when its memory is filled, and waits.
     pub gate: bool,
