@@ -205,8 +205,8 @@ impl Handover {
     }
 
     /// Waits for faults, for at most `ns` nanoseconds if given, and returns how many were put into `faults`.
-    /// Called in an engine thread. Returns 0 if none came, if another thread was quicker, or if there is
-    /// other work (`is_else`).
+    /// Called in an engine thread. Returns 0 if no fault came, if another thread was quicker, or if `is_else`
+    /// says that the thread has other work.
     pub fn wait(
         &self,
         faults: &mut [Fault; FAULTS_MAX],

@@ -2,8 +2,8 @@
 //!
 //! * glibc doesn't count engine threads. A program whose last own thread ends still ends. glibc's set-user-id
 //!   calls and cancellation don't reach engine threads.
-//! * Engine threads block every signal but the one that libc keeps for its set-user-id calls. By that signal
-//!   they are asked to take on the program's new credentials. Any other signal to the process goes to a
+//! * Engine threads block every signal but the one that libc keeps for its set-user-id calls. That signal
+//!   asks them to take on the program's new credentials. Any other signal to the process goes to a
 //!   thread of the program.
 //! * The first engine thread unshares the table of open files and closes all inherited descriptors. The
 //!   program can't close the engine's descriptors (a closed userfaultfd would turn evicted pages into zeros)

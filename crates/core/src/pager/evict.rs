@@ -36,7 +36,7 @@ pub enum Placed {
     NowhereToGo,
 }
 
-/// What becomes of a page that is to take less memory.
+/// The smaller form that a placed page takes.
 enum Small<'s> {
     /// A word or an object in the pool.
     State(State),

@@ -448,8 +448,8 @@ impl Worker {
         }
     }
 
-    /// Reads the page in a thread of the program, by that thread's own descriptor of the area. If anything
-    /// fails, an engine thread finds out why, whose descriptors the program can't change.
+    /// Reads the page in a thread of the program, by that thread's own descriptor of the area. If the
+    /// read fails, an engine thread reads again: the program can't change that thread's descriptors.
     fn read_here(&mut self, mut ticket: Ticket, file: BorrowedFd<'_>) {
         if !self.back(&mut ticket) {
             return self.engine.pager.give_back(ticket);
