@@ -361,10 +361,11 @@ impl Uffd {
     /// From now on a missing page is not a page of zeros. The caller must know the content of each missing
     /// page, and install it.
     pub unsafe fn register(&self, pages: PageRange) -> Result<(), Errno> {
-        let words = [pages.start.address() as u64, pages.bytes() as u64, REGISTER_MISSING | REGISTER_WP, 0];
+        let mode = REGISTER_MISSING | REGISTER_WP;
+        let mut words = [pages.start.address() as u64, pages.bytes() as u64, mode, 0];
         // SAFETY: the kernel reads a 32-byte uffdio_register and writes to its last word. The faults are the
         // caller's promise.
-        unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, (&raw const words) as usize) }.map(|_| ())
+        unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, (&raw mut words) as usize) }.map(|_| ())
     }
 
     /// Gives faults in `pages` back to the kernel, and wakes threads that wait for one. Missing pages read as

@@ -73,7 +73,7 @@ pub fn each(call: usize, arguments: &[usize; 6], memory: &mut impl Memory) {
         (None, raw::__NR_futex) => walk.futex(),
         (None, raw::__NR_clone) => walk.clone(),
         (None, raw::__NR_prctl) => walk.prctl(),
-        (None, raw::__NR_seccomp) => walk.filter(arguments[2]),
+        (None, raw::__NR_seccomp) => walk.seccomp(),
         (None, raw::__NR_setsockopt) => walk.setsockopt(),
         (None, raw::__NR_get_mempolicy) => walk.get_mempolicy(),
         (None, raw::__NR_ptrace) => walk.ptrace(),
@@ -360,6 +360,20 @@ impl<M: Memory> Walk<'_, M> {
         self.buffer(address, 16, How::In);
         let (count, start) = (self.half(address) & 0xffff, self.word(address.saturating_add(8)));
         self.buffer(start, count * 8, How::In);
+    }
+
+    fn seccomp(&mut self) {
+        const SECCOMP_SET_MODE_FILTER: u32 = 1;
+        const SECCOMP_GET_ACTION_AVAIL: u32 = 2;
+        const SECCOMP_GET_NOTIF_SIZES: u32 = 3;
+        let address = self.arguments[2];
+        match self.arguments[0] as u32 {
+            SECCOMP_SET_MODE_FILTER => self.filter(address),
+            SECCOMP_GET_ACTION_AVAIL => self.buffer(address, 4, How::In),
+            SECCOMP_GET_NOTIF_SIZES => self.buffer(address, 6, How::Out),
+            // SECCOMP_SET_MODE_STRICT has no argument.
+            _ => {}
+        }
     }
 
     fn prctl(&mut self) {

@@ -608,6 +608,11 @@ fn times_limits_and_what_the_machine_is() {
     });
     // The thread's name, which is each thread's own.
     check("prctl", libc::SYS_prctl, Answer, |arena| ([16, arena.room(16), 0, 0, 0, 0], ()));
+    check("seccomp, an action", libc::SYS_seccomp, All, |arena| {
+        let kill_process = 0x8000_0000_u32;
+        ([2, 0, arena.put(&kill_process.to_ne_bytes()), 0, 0, 0], ())
+    });
+    check("seccomp, sizes", libc::SYS_seccomp, All, |arena| ([3, 0, arena.room(6), 0, 0, 0], ()));
     check("ioctl by its size", libc::SYS_ioctl, All, |arena| {
         // FS_IOC_GETFLAGS on a pipe, which every file system refuses alike.
         let pipe = pipe();
