@@ -81,7 +81,7 @@ table! {
         /// Pages taken out of the program's memory.
         EvictTaken = "evict_taken", "pages";
         /// Pages of evict_taken that were evicted by the thread that had just faulted.
-        EvictHere = "evict_here", "pages";
+        EvictInline = "evict_here", "pages";
         /// Pages of evict_taken that were evicted in a lull, while faulting threads waited.
         EvictLull = "evict_lull", "pages";
         /// Pages that could not be taken because the kernel or a device held them.

@@ -90,7 +90,7 @@ pub trait Pages: Sync {
     ///
     /// # Safety
     /// As for [`Pages::take`].
-    unsafe fn take_here(&self, pages: &mut [Outgoing]) -> bool {
+    unsafe fn take_inline(&self, pages: &mut [Outgoing]) -> bool {
         let _ = pages;
         false
     }

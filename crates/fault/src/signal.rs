@@ -57,7 +57,7 @@ pub const fn unmapped_of(info: &Info, context: &Context) -> Option<Fault> {
 
 /// The result of a faulting thread's try to serve its fault itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Here {
+pub enum Inline {
     /// The fault was served.
     Served,
     /// Another thread deals with the page, and then wakes the threads that sleep for it.
@@ -120,9 +120,9 @@ impl Handover {
 
     /// Has a fault served, by `here` if `here` can. Called in a thread of the program, with signals blocked.
     /// When the call returns, the page may be there, or the access faults again.
-    pub fn serve(&self, fault: Fault, mut here: impl FnMut(Fault) -> Here) {
+    pub fn serve(&self, fault: Fault, mut here: impl FnMut(Fault) -> Inline) {
         let first = here(fault);
-        if first == Here::Served {
+        if first == Inline::Served {
             return;
         }
         let bucket = self.bucket(fault.page);
@@ -135,12 +135,12 @@ impl Handover {
         let turn = bucket.turn.load(Ordering::SeqCst);
         // The thread that deals with the page may have woken the sleepers before this thread was one. A
         // joined fault is therefore tried once more.
-        let now = if first == Here::Joined { here(fault) } else { first };
-        if now == Here::Served {
+        let now = if first == Inline::Joined { here(fault) } else { first };
+        if now == Inline::Served {
             bucket.sleepers.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        if now == Here::Elsewhere {
+        if now == Inline::Elsewhere {
             self.hand_over(fault);
         }
         while bucket.turn.load(Ordering::SeqCst) == turn && !self.is_closed() {
@@ -282,9 +282,9 @@ impl<P: Pages> Pages for Woken<'_, P> {
         unsafe { self.pages.take(pages) }
     }
 
-    unsafe fn take_here(&self, pages: &mut [Outgoing]) -> bool {
+    unsafe fn take_inline(&self, pages: &mut [Outgoing]) -> bool {
         // SAFETY: the callee has the same contract, and our caller keeps it.
-        unsafe { self.pages.take_here(pages) }
+        unsafe { self.pages.take_inline(pages) }
     }
 
     unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError> {

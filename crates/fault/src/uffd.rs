@@ -187,7 +187,7 @@ impl<'u> ByMove<'u> {
     /// Does the same as [`ByMove::has_memory`] without the pagemap, for threads of the program. The program
     /// may have put another file at the pagemap's descriptor number. For the same reason the answer must not
     /// rest on the userfaultfd alone.
-    fn has_memory_here(&self, page: &mut Outgoing) -> bool {
+    fn has_memory_inline(&self, page: &mut Outgoing) -> bool {
         if memory::is_resident(page_of(page.frame)) {
             return true;
         }
@@ -263,7 +263,7 @@ impl<'u> ByMove<'u> {
         // After the refusal of a single page, the kernel is likely to refuse the next pages, too.
         let (mut at, mut most) = (0, run.len());
         while at < run.len() {
-            // The frame has memory already (see `has_memory_here`). Zeros there would look like a page that
+            // The frame has memory already (see `has_memory_inline`). Zeros there would look like a page that
             // was moved there.
             if run[at].backing == Backing::Memory {
                 at += 1;
@@ -307,8 +307,8 @@ impl Pages for ByMove<'_> {
         self.take_runs(pages, |page| self.has_memory(page.frame));
     }
 
-    unsafe fn take_here(&self, pages: &mut [Outgoing]) -> bool {
-        self.take_runs(pages, |page| self.has_memory_here(page));
+    unsafe fn take_inline(&self, pages: &mut [Outgoing]) -> bool {
+        self.take_runs(pages, |page| self.has_memory_inline(page));
         true
     }
 

@@ -42,7 +42,7 @@ pub enum Reclaim {
     /// The thread has no other work, so it may evict.
     Allowed,
     /// The thread serves faults, so it stops reading ahead instead.
-    NotHere,
+    Forbidden,
 }
 
 struct Ring {
@@ -519,7 +519,7 @@ impl Worker {
             there |= u64::from(unpacked.is_ok()) << at;
         }
         for (at, ticket) in tickets().filter(|(at, _)| is_read(*at) && into(*at) == *at) {
-            let unpacked = pager.unpack_here(ticket, self.ahead.bytes(turn, at), self.scratch);
+            let unpacked = pager.unpack_into(ticket, self.ahead.bytes(turn, at), self.scratch);
             there |= u64::from(unpacked.is_ok()) << at;
         }
         there

@@ -194,7 +194,7 @@ impl Budget {
     /// The mark above which a thread of the program evicts after each of its faults, where the program's
     /// threads are the evictors. The mark stays far enough below the limit for the pages that these threads
     /// bring along, and for one batch that they park.
-    pub fn start_here_at(&self) -> u64 {
+    pub fn inline_start_at(&self) -> u64 {
         self.part_below_limit(4, ALONG_BYTES + TOGETHER_MIN * PAGE, 1)
     }
 
@@ -206,7 +206,7 @@ impl Budget {
 
     /// The same mark where threads of the program evict. Above this mark those threads can't keep up alone,
     /// and the keeper helps.
-    pub fn near_limit_here(&self) -> u64 {
+    pub fn inline_near_limit(&self) -> u64 {
         self.part_below_limit(8, ALONG_BYTES, 2)
     }
 
@@ -444,20 +444,20 @@ mod tests {
         for (mib, start, near) in [(1024, 4 * MIB, 2 * MIB), (256, MIB, along), (64, start, along)] {
             let budget = Budget::new(mib * MIB);
             let below_limit = |mark| mib * MIB - mark;
-            assert_eq!([budget.start_here_at(), budget.near_limit_here()].map(below_limit), [start, near]);
+            assert_eq!([budget.inline_start_at(), budget.inline_near_limit()].map(below_limit), [start, near]);
             budget.shares(1);
             assert_eq!(
-                budget.start_here_at(),
+                budget.inline_start_at(),
                 budget.start_at(),
                 "what is shared is written without a fault"
             );
-            assert_eq!(budget.near_limit_here(), budget.near_limit());
+            assert_eq!(budget.inline_near_limit(), budget.near_limit());
         }
         // One process of many has no memory to spare.
         let budget = Budget::new(4096 * MIB);
         budget.allow(16 * MIB, 256);
-        assert_eq!(budget.start_here_at(), budget.start_at());
-        assert_eq!(budget.near_limit_here(), budget.near_limit());
+        assert_eq!(budget.inline_start_at(), budget.start_at());
+        assert_eq!(budget.inline_near_limit(), budget.near_limit());
     }
 
     /// Several threads that evicted shared pages at once lost each other's updates. The process then believed

@@ -185,7 +185,7 @@ impl Engine {
     pub fn is_near_limit(&self) -> bool {
         let charged = self.charged();
         let is_near = charged > self.budget.near_limit()
-            && (charged > self.budget.near_limit_here() || !self.takes_are_here(now_ns()));
+            && (charged > self.budget.inline_near_limit() || !self.evicts_inline(now_ns()));
         is_near || self.is_crowded(CROWD_START)
     }
 
@@ -193,7 +193,7 @@ impl Engine {
     /// for the pages that they leave behind, as long as there is room. The clock hand would take the pages
     /// that the walks come to next.
     pub fn wants_room(&self) -> bool {
-        self.is_due(self.takes_are_here(now_ns()))
+        self.is_due(self.evicts_inline(now_ns()))
             && (self.is_near_limit() || !self.pager.is_waiting_for_walks())
     }
 
@@ -202,10 +202,10 @@ impl Engine {
         self.charged() > self.budget.start_at() || self.is_crowded(CROWD_START)
     }
 
-    /// Whether memory is above the mark where eviction starts. `are_here` says that threads of the program
+    /// Whether memory is above the mark where eviction starts. `is_inline` says that threads of the program
     /// are the evictors now, whose mark is another one.
-    pub fn is_due(&self, are_here: bool) -> bool {
-        let at = if are_here { self.budget.start_here_at() } else { self.budget.start_at() };
+    pub fn is_due(&self, is_inline: bool) -> bool {
+        let at = if is_inline { self.budget.inline_start_at() } else { self.budget.start_at() };
         self.charged() > at || self.is_crowded(CROWD_START)
     }
 
@@ -216,14 +216,14 @@ impl Engine {
 
     /// Whether threads of the program that were just served evict, rather than the keeper. Not while walks
     /// bring in much, because those threads hardly fault then.
-    pub fn takes_are_here(&self, now_ns: u64) -> bool {
+    pub fn evicts_inline(&self, now_ns: u64) -> bool {
         let can_be = Direct::is_possible(self) && self.frames_move && self.evictions_allowed();
-        can_be && !self.pager.is_scan_on() && self.takes.are_here(now_ns)
+        can_be && !self.pager.is_scan_on() && self.takes.is_inline(now_ns)
     }
 
     /// Whether victims are taken in lulls. Not while walks bring in much: threads hardly fault then, and each
     /// batch must be looked for behind the walks first.
-    pub fn takes_in_lulls(&self, now_ns: u64) -> bool {
+    pub fn evicts_in_lulls(&self, now_ns: u64) -> bool {
         self.frames_move && self.lull.is_worthwhile(now_ns) && !self.pager.is_scan_on()
     }
 
@@ -232,7 +232,7 @@ impl Engine {
     #[cold]
     pub fn wait_for_room(&self) {
         let now = now_ns();
-        if self.takes_in_lulls(now) && self.evictions_allowed() && self.lull.expects_room(now) {
+        if self.evicts_in_lulls(now) && self.evictions_allowed() && self.lull.expects_room(now) {
             self.budget.ring();
             self.lull.wait_for_room(|| self.is_over_limit());
         }
@@ -530,7 +530,7 @@ impl Engine {
     /// with the userfaultfd, keeps the range from children, and notes which pages are there. Under the
     /// exclusive map lock, which another thread may hold. In a fork's child, what `parent` had registered is
     /// registered as it was there.
-    pub fn register_here(&self, range: PageRange, parent: Option<&ByProtection>) -> Result<(), Errno> {
+    pub fn register_range(&self, range: PageRange, parent: Option<&ByProtection>) -> Result<(), Errno> {
         self.attach_leaves(range)?;
         self.register_parts(range, parent).inspect_err(|_| {
             // Whatever was done is undone, and the program goes on without us there.
@@ -732,7 +732,7 @@ impl Engine {
                 continue;
             }
             let marked = self.pager.ranges.lock().update(range.pages, |flags| flags.with(Flags::REGISTERED));
-            if marked.is_err() || self.register_here(range.pages, elder.protections).is_err() {
+            if marked.is_err() || self.register_range(range.pages, elder.protections).is_err() {
                 self.stop_program(StopReason::Tables);
             }
             self.pager.stats().count(Counter::Registered);

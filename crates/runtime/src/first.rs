@@ -54,14 +54,14 @@ pub struct First {
 impl First {
     /// Whether the calling process is the first of the run, and the supervisor isn't its parent. Another pid
     /// namespace may have a process of the same number.
-    pub fn is_here(session: &Session) -> bool {
+    pub fn is_this_process(session: &Session) -> bool {
         session.first.pid.load(Ordering::Relaxed) == own_process()
             && proc::pid_namespace().is_ok_and(|own| own == session.head.pid_namespace())
     }
 
     /// Counts a program that the process has executed.
     pub fn begins(session: &Session) {
-        if First::is_here(session) {
+        if First::is_this_process(session) {
             session.first.programs.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -70,7 +70,7 @@ impl First {
     /// that the supervisor wants. Waits a limited time until the supervisor has seen the status. Signals stay
     /// blocked, so no handler of the program's runs any more.
     pub fn tell(session: &Session, status: i32) -> i32 {
-        if !First::is_here(session) {
+        if !First::is_this_process(session) {
             return status;
         }
         let first = &session.first;
@@ -90,7 +90,7 @@ impl First {
 
     /// Says how the process is about to end, where nothing may be waited for.
     pub fn tell_at_once(session: &Session, status: i32) {
-        if First::is_here(session) && session.first.begins_to_say(status) {
+        if First::is_this_process(session) && session.first.begins_to_say(status) {
             session.first.say(false);
         }
     }

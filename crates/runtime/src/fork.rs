@@ -87,7 +87,7 @@ pub fn fork(
     }
     // Otherwise the child would get books of the parent's elders that nobody needs any more, and would keep
     // them for good.
-    forget_elders_here(engine);
+    forget_elders_now(engine);
     // The ranges are joined before the fork. A child could never join their pieces again.
     join(engine);
     let shown = show(engine, may_join);
@@ -215,11 +215,11 @@ pub fn forget_elders(engine: &Engine) {
     }
     // A thread that has seen an inherited page has looked it up by the time that the lock is exclusive.
     let _exclusive = engine.map.exclusive();
-    forget_elders_here(engine);
+    forget_elders_now(engine);
 }
 
 /// Does the same under the exclusive map lock.
-fn forget_elders_here(engine: &Engine) {
+fn forget_elders_now(engine: &Engine) {
     if engine.pager.inherited() > 0 {
         return;
     }

@@ -122,7 +122,7 @@ impl Registrar {
                 let token = engine.while_nobody_reaps(|| engine.membership.token(start as usize));
                 token.map(|address| self.end.store(address as u64, Ordering::Relaxed))
             } else {
-                engine.register_here(PageRange::new(PageIndex(start), PageIndex(end)), None)
+                engine.register_range(PageRange::new(PageIndex(start), PageIndex(end)), None)
             };
             self.answer.store(answer.map_or_else(|errno| errno.0 as u32, |()| 0), Ordering::Relaxed);
             // Ordering: Release publishes the answer and what the registrar has done.

@@ -336,7 +336,7 @@ impl Rounds {
 fn end_with_the_supervisor(engine: &Engine) {
     const SIGKILL: usize = linux_raw_sys::general::SIGKILL as usize;
     let session = engine.membership.session;
-    if session.first.is_to_end.load(Ordering::Relaxed) != 0 && First::is_here(session) {
+    if session.first.is_to_end.load(Ordering::Relaxed) != 0 && First::is_this_process(session) {
         sys::exit_group(STATUS_FAILED);
     }
     if engine.membership.was_supervisor_killed() {
@@ -405,7 +405,7 @@ fn activate(engine: &'static Engine, nice: i32) {
     }
     engine.take_inheritance();
     // Register first. From now on the program grows only through faults, which wait for the threads below.
-    engine.take_over_all(changes::EVERYTHING, |range| engine.register_here(range, None));
+    engine.take_over_all(changes::EVERYTHING, |range| engine.register_range(range, None));
     // The memory just registered was counted as unmanaged. If it were counted twice, pages would be evicted
     // for nothing.
     engine.measure_anew();

@@ -111,14 +111,14 @@ impl Takes {
     }
 
     /// Returns whether threads of the program take pages out, as far as is known.
-    pub fn are_here(&self, now_ns: u64) -> bool {
+    pub fn is_inline(&self, now_ns: u64) -> bool {
         now_ns >= self.keepers_until_ns.load(Ordering::Relaxed)
     }
 
     /// Notes that several threads are served at once, and thus run on several CPUs. For a while the keeper
     /// takes pages.
     pub fn several_are_served(&self, now_ns: u64) {
-        self.are_the_keepers(now_ns, KEEPERS_NS);
+        self.leave_to_the_keeper(now_ns, KEEPERS_NS);
     }
 
     /// Notes that a thread was served, and how long it waited for a device. Where many of its faults wait,
@@ -135,16 +135,16 @@ impl Takes {
             self.waits.store(after, Ordering::Relaxed);
         }
         if let Some(waited_ns) = waited_ns.filter(|_| waits > 0) {
-            self.are_the_keepers(now_ns, (2 * waited_ns).min(KEEPERS_NS));
+            self.leave_to_the_keeper(now_ns, (2 * waited_ns).min(KEEPERS_NS));
         }
     }
 
     /// Notes that engine threads serve the faults. For a while the keeper takes pages.
-    pub fn are_elsewhere(&self, now_ns: u64) {
-        self.are_the_keepers(now_ns, KEEPERS_NS);
+    pub fn engine_serves(&self, now_ns: u64) {
+        self.leave_to_the_keeper(now_ns, KEEPERS_NS);
     }
 
-    fn are_the_keepers(&self, now_ns: u64, for_ns: u64) {
+    fn leave_to_the_keeper(&self, now_ns: u64, for_ns: u64) {
         // Each fault may come here, so the word is written only now and then.
         if self.keepers_until_ns.load(Ordering::Relaxed) < now_ns + for_ns / 2 {
             self.keepers_until_ns.store(now_ns + for_ns, Ordering::Relaxed);
@@ -160,8 +160,8 @@ impl Takes {
     /// Calls `take` to take a few pages out, if the served threads take pages now and no other thread does so
     /// at this moment. Called in a thread that was just served. Returns whether the keeper is to be woken,
     /// for example because `worth_waking` pages were parked since it last was.
-    pub fn take_here(&self, now_ns: u64, worth_waking: u32, take: impl FnOnce() -> Took) -> bool {
-        let may = self.keeper_sleeps.load(Ordering::Relaxed) && self.are_here(now_ns);
+    pub fn evict_inline(&self, now_ns: u64, worth_waking: u32, take: impl FnOnce() -> Took) -> bool {
+        let may = self.keeper_sleeps.load(Ordering::Relaxed) && self.is_inline(now_ns);
         // Ordering: Acquire pairs with the Release below. Counts and costs belong to one thread at a time.
         if !may || self.is_taking.swap(true, Ordering::Acquire) {
             return false;
@@ -217,11 +217,11 @@ mod tests {
     #[test]
     fn keeper_is_woken_for_a_batch_of_its_own_and_left_alone_until_it_sleeps_again() {
         let takes = takes();
-        let woken: Vec<bool> = (0..6).map(|_| takes.take_here(0, WORTH, || CHEAP)).collect();
+        let woken: Vec<bool> = (0..6).map(|_| takes.evict_inline(0, WORTH, || CHEAP)).collect();
         assert_eq!(woken, [false, false, false, true, false, false]);
-        assert!(!takes.take_here(0, WORTH, || panic!("the keeper is at work")));
+        assert!(!takes.evict_inline(0, WORTH, || panic!("the keeper is at work")));
         takes.keeper_sleeps(true);
-        assert!(!takes.take_here(0, WORTH, || CHEAP), "one batch since");
+        assert!(!takes.evict_inline(0, WORTH, || CHEAP), "one batch since");
     }
 
     /// One dear batch is not enough. The first batch after a while often lost its CPU to other work, and
@@ -233,15 +233,15 @@ mod tests {
         let batches = (1..)
             .find(|_| {
                 takes.keeper_sleeps(true);
-                takes.take_here(0, WORTH, || dear) && !takes.are_here(0)
+                takes.evict_inline(0, WORTH, || dear) && !takes.is_inline(0)
             })
             .unwrap();
         assert!((4..12).contains(&batches), "{batches}");
         takes.keeper_sleeps(true);
-        assert!(!takes.are_here(KEEPERS_NS - 1));
-        assert!(!takes.take_here(KEEPERS_NS - 1, WORTH, || panic!("it is the keeper's")));
-        assert!(!takes.take_here(KEEPERS_NS, WORTH, || CHEAP), "tried again, and cheap");
-        assert!(takes.are_here(KEEPERS_NS));
+        assert!(!takes.is_inline(KEEPERS_NS - 1));
+        assert!(!takes.evict_inline(KEEPERS_NS - 1, WORTH, || panic!("it is the keeper's")));
+        assert!(!takes.evict_inline(KEEPERS_NS, WORTH, || CHEAP), "tried again, and cheap");
+        assert!(takes.is_inline(KEEPERS_NS));
     }
 
     /// Beside other programs, the keeper is often on the CPU of the thread that faults. Then the keeper
@@ -251,22 +251,22 @@ mod tests {
         let takes = Takes::new();
         takes.taken_by_engine(Took { victims: 64, pages: 64, ns: 64 * 500 });
         takes.keeper_sleeps(true);
-        assert!(!takes.take_here(0, WORTH, || CHEAP));
-        assert!(takes.are_here(0));
+        assert!(!takes.evict_inline(0, WORTH, || CHEAP));
+        assert!(takes.is_inline(0));
     }
 
     #[test]
     fn where_nothing_can_be_taken_the_keeper_finds_out_why() {
         let takes = takes();
-        assert!(takes.take_here(7, WORTH, || Took { victims: BATCH, pages: 0, ns: 0 }));
-        assert!(!takes.are_here(7));
+        assert!(takes.evict_inline(7, WORTH, || Took { victims: BATCH, pages: 0, ns: 0 }));
+        assert!(!takes.is_inline(7));
     }
 
     #[test]
     fn where_no_frame_is_free_the_keeper_is_woken_to_free_some() {
         let takes = takes();
-        assert!(takes.take_here(0, WORTH, Took::default));
-        assert!(takes.are_here(0));
+        assert!(takes.evict_inline(0, WORTH, Took::default));
+        assert!(takes.is_inline(0));
     }
 
     #[test]
@@ -274,38 +274,38 @@ mod tests {
         let takes = takes();
         takes.several_are_served(1);
         takes.several_are_served(2);
-        assert!(!takes.are_here(KEEPERS_NS));
-        assert!(takes.are_here(KEEPERS_NS + 1));
+        assert!(!takes.is_inline(KEEPERS_NS));
+        assert!(takes.is_inline(KEEPERS_NS + 1));
     }
 
     #[test]
     fn threads_that_wait_for_a_device_leave_it_to_the_keeper_for_as_long_again() {
         let takes = takes();
         takes.was_served(900, Some(50));
-        assert!(takes.are_here(900));
+        assert!(takes.is_inline(900));
         takes.was_served(1_000, Some(50));
-        assert!(!takes.are_here(1_099));
-        assert!(takes.are_here(1_100));
+        assert!(!takes.is_inline(1_099));
+        assert!(takes.is_inline(1_100));
         takes.several_are_served(2_000);
         takes.was_served(3_000, Some(50));
-        assert!(!takes.are_here(1_999 + KEEPERS_NS), "it makes no shorter what is longer");
+        assert!(!takes.is_inline(1_999 + KEEPERS_NS), "it makes no shorter what is longer");
         takes.was_served(0, Some(u64::MAX / 4));
-        assert!(takes.are_here(2_000 + KEEPERS_NS));
+        assert!(takes.is_inline(2_000 + KEEPERS_NS));
     }
 
     #[test]
     fn a_few_faults_that_wait_for_a_device_change_nothing_among_many_others() {
         let takes = takes();
-        let are_here = |others: u32| {
+        let is_inline = |others: u32| {
             (0..100).all(|_| {
                 takes.was_served(1_000, Some(50));
-                let are_here = takes.are_here(1_000);
+                let is_inline = takes.is_inline(1_000);
                 (0..others).for_each(|_| takes.was_served(1_000, None));
-                are_here
+                is_inline
             })
         };
-        assert!(are_here(A_WAIT));
-        assert!(!are_here(A_WAIT - 1));
+        assert!(is_inline(A_WAIT));
+        assert!(!is_inline(A_WAIT - 1));
     }
 
     #[test]

@@ -220,7 +220,7 @@ impl Space {
                 self.pager.unpack_ahead(ticket, &slot, &mut bytes.0, &mut scratch.decoder)
             } else {
                 world.saw("ahead unpacked in place");
-                self.pager.unpack_here(ticket, &mut bytes.0, scratch)
+                self.pager.unpack_into(ticket, &mut bytes.0, scratch)
             }
         });
         unpacked.is_ok() && self.pager.check_ahead(ticket, &bytes.0).is_ok()

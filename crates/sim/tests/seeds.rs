@@ -11,7 +11,7 @@ const SEEDS: u64 = 1000;
 const DRIVERS_OWN: [Counter; 5] = [
     Counter::ForkRefused,
     Counter::SwpinInherited,
-    Counter::EvictHere,
+    Counter::EvictInline,
     Counter::EvictLull,
     Counter::FaultPolled,
 ];

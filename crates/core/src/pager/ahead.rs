@@ -324,7 +324,7 @@ impl Pager<'_> {
     }
 
     /// Unpacks the ticket's page from `slot`, which was read for another page of the same slot.
-    /// [`Pager::unpack_here`] unpacks that other page, and must come last.
+    /// [`Pager::unpack_into`] unpacks that other page, and must come last.
     pub fn unpack_ahead(
         &self,
         ticket: &Ticket,

@@ -190,12 +190,12 @@ impl Pager<'_> {
         // SAFETY: the ticket owns the frame, the frame has memory, only this thread has the ticket, and the
         // read into the frame is over.
         let bytes = unsafe { self.cache.bytes_mut(frame) };
-        self.unpack_here(ticket, bytes, scratch)?;
+        self.unpack_into(ticket, bytes, scratch)?;
         self.verify(ticket, bytes)
     }
 
     /// Turns the bytes read from a slot into the ticket's page, if the slot holds several pages.
-    pub fn unpack_here(
+    pub fn unpack_into(
         &self,
         ticket: &Ticket,
         bytes: &mut [u8; PAGE_BYTES],

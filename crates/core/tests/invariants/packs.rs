@@ -311,7 +311,7 @@ impl Walk {
         let Some(mut opening) = plan.map(Opening::new) else { return };
         while let Some(ticket) = driver.pager.lock_ahead(&mut opening) {
             let mut bytes = self.on_disk[&ticket.slot().unwrap()];
-            driver.pager.unpack_here(&ticket, &mut bytes, &mut driver.scratch).unwrap();
+            driver.pager.unpack_into(&ticket, &mut bytes, &mut driver.scratch).unwrap();
             driver.pager.check_ahead(&ticket, &bytes).unwrap();
             match ticket.fate() {
                 Fate::Map => driver.pager.settle_ahead(&mut opening, ticket, LEFT),

@@ -13,7 +13,7 @@ use farpage_core::config::Install;
 use farpage_core::pager::{Access, Taken};
 use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
 use farpage_fault::segv::ByProtection;
-use farpage_fault::signal::{Handover, Here, Woken, fault_of, forbidden_of};
+use farpage_fault::signal::{Handover, Inline, Woken, fault_of, forbidden_of};
 use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
 use farpage_fault::{Fault, InstallError, Outgoing, Pages};
@@ -57,7 +57,7 @@ enum By {
 enum Variant {
     Usual,
     /// Pages are taken in the way that threads of the program use.
-    TakenHere,
+    TakenInline,
     /// Pages are copied as on a kernel where a write protection does harm.
     Unprotected,
     /// Pages are filled as on a kernel that doesn't let /proc/self/mem ignore protections.
@@ -95,7 +95,7 @@ unsafe extern "C" fn on_fault(_: i32, info: *mut Info, context: *mut Context) {
             let fault = fault_of(info, context).or(forbidden_of(info, context)).expect("a fault of ours");
             let is_opened = bench.protections.is_some_and(|pages| pages.is_open(page));
             // The page may have been opened since the access, as if this thread had tried before.
-            let here = |_| if is_opened { Here::Served } else { Here::Elsewhere };
+            let here = |_| if is_opened { Inline::Served } else { Inline::Elsewhere };
             bench.handover.unwrap().serve(fault, here);
         }
         // SAFETY: the call ends the process, which is right for an unexpected signal.
@@ -247,8 +247,8 @@ impl Bench {
     fn take_once(&self, pages: &mut [Outgoing]) {
         // SAFETY: the frames belong to the test, which serves threads that touch the pages.
         unsafe {
-            if self.variant == Variant::TakenHere {
-                assert!(self.pages.take_here(pages), "moving can be done there");
+            if self.variant == Variant::TakenInline {
+                assert!(self.pages.take_inline(pages), "moving can be done there");
             } else {
                 self.pages.take(pages);
             }
@@ -348,7 +348,7 @@ macro_rules! suite {
         fn mixed() { bench(Install::Mixed, By::$by).into_iter().for_each(cases::$name); }
         #[test]
         fn mixed_and_taken_here() {
-            bench_with(Install::Mixed, By::$by, Variant::TakenHere).into_iter().for_each(cases::$name);
+            bench_with(Install::Mixed, By::$by, Variant::TakenInline).into_iter().for_each(cases::$name);
         }
         #[test]
         fn copied_unprotected() {
@@ -442,7 +442,7 @@ fn zeros_written_while_they_are_copied_out_keep_the_write() {
 #[test]
 fn moved_page_is_known_though_the_number_is_another_files() {
     use std::os::fd::AsRawFd as _;
-    let Some(bench) = bench_with(Install::Mixed, By::Signals, Variant::TakenHere) else { return };
+    let Some(bench) = bench_with(Install::Mixed, By::Signals, Variant::TakenInline) else { return };
     bench.fill(4);
     assert_eq!(bench.take(&[(0, 5)])[0].taken, Taken::Yes);
     let fd = bench.uffd.unwrap().fd();

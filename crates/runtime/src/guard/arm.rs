@@ -596,7 +596,7 @@ unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context)
     }
     // SAFETY: the context is the kernel's own, for this call.
     let context = unsafe { &mut *context };
-    let is_made_again = if rooms::is_here() {
+    let is_made_again = if rooms::is_current() {
         // The thread was asked while it was just being born, and lives in another room already.
         // SAFETY: the room was given to this thread, and nobody uses it yet.
         let expected = unsafe { (*room.own.get()).expected.take() };

@@ -29,7 +29,7 @@ const RED_ZONE: usize = 128;
 /// Handles a signal that the program handles and that isn't one of Farpage's own.
 pub unsafe extern "C" fn on_signal(signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: `info` is the kernel's own structure, valid for this call.
-    if Room::if_here().is_some_and(|room| room.at_work.puts_off(unsafe { &*info })) {
+    if Room::current().is_some_and(|room| room.at_work.puts_off(unsafe { &*info })) {
         return;
     }
     // SAFETY: both structures are the kernel's own, for this call.
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn on_signal(signal: i32, info: *mut Info, context: *mut C
 pub unsafe fn run(action: Action, signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the context is the kernel's own structure, for this call.
     let interrupted = unsafe { (*context).register(Register::Rsp) };
-    match Room::if_here().filter(|room| !room.is_on_stack(interrupted)) {
+    match Room::current().filter(|room| !room.is_on_stack(interrupted)) {
         // SAFETY: the caller's promise is passed on. Nothing of Farpage's lies further up this stack.
         Some(room) => room.at_work.during(context, || unsafe { enter(room, &action, signal, context) }),
         // SAFETY: the caller's promise is passed on.
@@ -63,7 +63,7 @@ pub unsafe fn run(action: Action, signal: i32, info: *mut Info, context: *mut Co
 unsafe fn call(action: &Action, signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the context is the kernel's own structure, for this call.
     let blocked = unsafe { (*context).blocked };
-    let room = Room::if_here().or_else(|| rooms::of_caller().filter(|room| is_armed(room)));
+    let room = Room::current().or_else(|| rooms::of_caller().filter(|room| is_armed(room)));
     // SAFETY: the fields are the thread's own.
     let claimed = room.map_or(0, |room| unsafe { (*room.own.get()).claimed });
     signals::set_blocked(action.blocks(signal as u32, blocked) & !open());

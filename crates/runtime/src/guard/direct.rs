@@ -13,7 +13,7 @@ use crate::worker::Worker;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use farpage_core::config::Install;
 use farpage_fault::Fault;
-use farpage_fault::signal::Here;
+use farpage_fault::signal::Inline;
 use farpage_os::clock::{now_ns, sleep_ns};
 
 /// Threads that serve faults at once, at most. A further thread hands its fault over.
@@ -58,7 +58,7 @@ impl Direct {
     }
 
     /// Serves a fault if possible. Runs in a handler, with all signals blocked but Farpage's.
-    pub fn serve(&self, engine: &'static Engine, fault: Fault) -> Here {
+    pub fn serve(&self, engine: &'static Engine, fault: Fault) -> Inline {
         // The wait comes first, because what is known of descriptors mustn't be old.
         engine.lull.wait();
         if engine.is_over_limit() && engine.pager.takes_memory(fault.page, fault.access) {
@@ -66,27 +66,27 @@ impl Direct {
         }
         self.descriptors.settle(engine.is_active());
         if engine.protections.is_none() && !self.descriptors.has_userfaultfd() {
-            engine.takes.are_elsewhere(now_ns());
-            return Here::Elsewhere;
+            engine.takes.engine_serves(now_ns());
+            return Inline::Elsewhere;
         }
-        let Some(at) = self.claim() else { return Here::Elsewhere };
+        let Some(at) = self.claim() else { return Inline::Elsewhere };
         let server = &self.servers[at];
         if engine.protections.is_none() && !self.descriptors.has_userfaultfd() {
             // The userfaultfd was lost meanwhile, by a thread that doesn't wait for this one.
             server.leave();
-            return Here::Elsewhere;
+            return Inline::Elsewhere;
         }
         let mut worker = server.worker.load(Ordering::Relaxed);
         if worker.is_null() {
             let Ok(made) = Worker::placed(engine, ReaderIndex(DIRECT.0 + at), None) else {
                 server.leave();
-                return Here::Elsewhere;
+                return Inline::Elsewhere;
             };
             worker = made;
             server.worker.store(worker, Ordering::Relaxed);
         }
         // SAFETY: the worker is placed for good, and this thread has claimed it.
-        let here = unsafe { &mut *worker }.serve_here(fault);
+        let here = unsafe { &mut *worker }.serve_inline(fault);
         server.leave();
         here
     }

@@ -62,7 +62,7 @@ pub unsafe extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut Co
     let (about, at) = unsafe { (&*info, &*context) };
     let fault = fault_of(about, at).or(forbidden_of(about, at)).or(aside_of(about, at));
     let is_unmapped = about.unmapped_at().is_some();
-    let room = Room::if_here();
+    let room = Room::current();
     if let (Some(fault), Some(engine)) = (fault, engine()) {
         // SAFETY: as above.
         let serve = || is_served(engine, fault, is_unmapped, unsafe { &mut *context });
@@ -178,7 +178,7 @@ fn is_forbidden_by_us(
     // mapping is being changed. Otherwise the page was closed behind Farpage's back, or its protection
     // doesn't allow this access.
     let seen = (fault.page, engine.map.wait_for_changes());
-    let Some(room) = Room::if_here() else { return false };
+    let Some(room) = Room::current() else { return false };
     // SAFETY: the fields are the thread's own.
     let own = unsafe { &mut *room.own.get() };
     match own.try_again(seen) {
@@ -207,7 +207,7 @@ fn is_ours(engine: &'static Engine, fault: Fault) -> bool {
     }
     // A mapping that is being moved is at its new place before Farpage knows that place.
     let seen = (fault.page, engine.map.wait_for_changes());
-    let Some(room) = Room::if_here() else { return false };
+    let Some(room) = Room::current() else { return false };
     // SAFETY: the fields are the thread's own.
     let strange = unsafe { &mut (*room.own.get()).strange };
     core::mem::replace(strange, seen) != seen
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn on_sigsys(signal: i32, info: *mut Info, context: *mut C
     let stopped = unsafe { (*info).stopped_call() };
     let Some(number) = stopped else {
         // SAFETY: the arguments are passed on as the kernel gave them.
-        return unsafe { tell(Room::if_here(), signal, info, context) };
+        return unsafe { tell(Room::current(), signal, info, context) };
     };
     // SAFETY: threads are armed only once they have a room's stack, and this handler runs on that stack.
     let room = unsafe { Room::here() };

@@ -203,7 +203,7 @@ impl Room {
     }
 
     /// Returns the room whose stack the caller is on, if it is on one.
-    pub fn if_here() -> Option<&'static Room> {
+    pub fn current() -> Option<&'static Room> {
         let place = 0_u8;
         let here = &raw const place as usize;
         // Ordering: Acquire pairs with the Release in `room_made`. Chunks are made in order.
@@ -436,7 +436,7 @@ pub fn borrowed(engine: &Engine) -> Option<&'static Room> {
         return None;
     }
     // SAFETY: the caller runs in this room.
-    Room::if_here().filter(|room| unsafe { (*room.own.get()).lent.is_some() })
+    Room::current().filter(|room| unsafe { (*room.own.get()).lent.is_some() })
 }
 
 /// Returns the signals for which the caller has no handler any more, if it is a child of vfork. Only for
@@ -448,8 +448,8 @@ pub fn spent_by_child(engine: &Engine) -> Option<&'static mut u64> {
 }
 
 /// Returns whether the caller, a handler, runs on a room's stack. The caller's thread is armed then.
-pub fn is_here() -> bool {
-    Room::if_here().is_some()
+pub fn is_current() -> bool {
+    Room::current().is_some()
 }
 
 fn current_thread() -> u32 {

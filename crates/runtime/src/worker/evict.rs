@@ -208,7 +208,7 @@ impl Worker {
             }
             // The keeper places the pages that threads of the program have taken. Taking more pages would
             // interrupt these threads.
-            if !engine.is_near_limit() && engine.takes_are_here(now_ns()) {
+            if !engine.is_near_limit() && engine.evicts_inline(now_ns()) {
                 let has_placed = self.place(engine.parked_max()) > 0;
                 self.after_placing();
                 return if has_placed { Progress::Some } else { progress };
@@ -272,7 +272,7 @@ impl Worker {
     /// Evicts one batch. Returns `None` if all victims were pages that calls hold.
     fn evict_batch(&mut self, max: usize) -> Option<Progress> {
         let engine = self.engine;
-        let out = if engine.takes_in_lulls(now_ns()) {
+        let out = if engine.evicts_in_lulls(now_ns()) {
             engine.lull.during(|| self.take_batches(max))
         } else {
             self.take_batch(max, By::Engine)
@@ -346,25 +346,25 @@ impl Worker {
         if !engine.is_over_start() {
             return;
         }
-        let are_here = engine.takes_are_here(now_ns);
-        if !engine.is_due(are_here) {
+        let is_inline = engine.evicts_inline(now_ns);
+        if !engine.is_due(is_inline) {
             return;
         }
-        let are_cheap = are_here || engine.takes_in_lulls(now_ns);
+        let are_cheap = is_inline || engine.evicts_in_lulls(now_ns);
         engine.pager.lone_victims_are(if are_cheap { Lone::Cheap } else { Lone::Dear });
-        if !are_here {
+        if !is_inline {
             if engine.is_near_limit() && engine.takes.claim_waking() {
                 engine.budget.ring();
             }
             return;
         }
-        let wakes_keeper = engine.takes.take_here(now_ns, engine.budget.together(), || {
+        let wakes_keeper = engine.takes.evict_inline(now_ns, engine.budget.together(), || {
             engine.evicting.fetch_add(1, Ordering::Relaxed);
             let out = self.take_batch(takes::BATCH, By::Program);
             engine.evicting.fetch_sub(1, Ordering::Relaxed);
             engine.budget.refresh(engine.pager);
             let took = out.map_or(Took::default(), |out| out.took);
-            engine.pager.stats().add(Counter::EvictHere, took.pages as u64);
+            engine.pager.stats().add(Counter::EvictInline, took.pages as u64);
             took
         });
         if wakes_keeper {
@@ -417,7 +417,7 @@ impl Worker {
             By::Engine => unsafe { self.engine.pages.take(outgoing) },
             // If this thread can't take pages, all victims stay.
             // SAFETY: as for `By::Engine`.
-            By::Program => _ = unsafe { self.engine.pages.take_here(outgoing) },
+            By::Program => _ = unsafe { self.engine.pages.take_inline(outgoing) },
         }
         let ns = now_ns() - began_ns;
         let mut taken = 0;
@@ -784,7 +784,7 @@ impl Worker {
     }
 
     fn is_eviction_due(&self, now_ns: u64) -> bool {
-        self.engine.is_due(self.engine.takes_are_here(now_ns))
+        self.engine.is_due(self.engine.evicts_inline(now_ns))
     }
 
     /// Compresses objects once more that have been in the pool for some time. Not while children have a copy

@@ -1,6 +1,6 @@
 //! The worker: everything that one thread needs to serve faults, and the driver that does the pager's
 //! waiting. The thread is an engine thread, or a thread of the program with a fault of its own
-//! (`serve_here`). This file serves faults, `evict.rs` evicts and places pages, `write.rs` writes.
+//! (`serve_inline`). This file serves faults, `evict.rs` evicts and places pages, `write.rs` writes.
 //!
 //! Each worker has scratch memory, batches, and back ends of its own. Threads therefore meet only in the
 //! pager's short critical sections and in page locks. All of this code runs while the program may be stopped
@@ -23,7 +23,7 @@ use farpage_core::stats::Latency;
 use farpage_core::table::entry::State;
 use farpage_core::units::{NodeId, PAGE_BYTES, PageIndex, PageRange, SlotIndex};
 use farpage_core::zswap::codec::Scratch;
-use farpage_fault::signal::Here;
+use farpage_fault::signal::Inline;
 use farpage_fault::{Fault, InstallError, Outgoing};
 use farpage_io::IoError;
 use farpage_os::clock::now_ns;
@@ -163,11 +163,11 @@ impl Worker {
     /// Serves one fault in the thread of the program that ran into it, if this thread's descriptors are
     /// enough. No memory is freed for the fault here. Afterwards the thread may take out a few pages
     /// ([`takes`](crate::takes)). Without a userfaultfd, only first touches are served here.
-    pub fn serve_here(&mut self, fault: Fault) -> Here {
+    pub fn serve_inline(&mut self, fault: Fault) -> Inline {
         let started = now_ns();
         let pager = self.engine.pager;
         if self.engine.is_over_limit() && pager.takes_memory(fault.page, fault.access) {
-            return Here::Elsewhere;
+            return Inline::Elsewhere;
         }
         let mut shared = Some(self.engine.map.shared(self.index));
         let (kind, plan) = match pager.fault(fault.page, fault.access) {
@@ -182,7 +182,7 @@ impl Worker {
                 if self.engine.protections.is_some() =>
             {
                 pager.give_back(ticket);
-                return Here::Elsewhere;
+                return Inline::Elsewhere;
             }
             Step::Install(mut ticket) => {
                 let plan = self.plan_ahead(&mut ticket, true);
@@ -196,36 +196,36 @@ impl Worker {
             }
             Step::Unprotect(ticket) if self.engine.pages.unprotect(PageRange::of(fault.page, 1)) => {
                 pager.settle_fault(ticket, Backing::Hole);
-                return Here::Served;
+                return Inline::Served;
             }
             Step::Unprotect(ticket) => {
                 pager.give_back(ticket);
-                return Here::Elsewhere;
+                return Inline::Elsewhere;
             }
             Step::Read(mut ticket) => {
                 let slot = ticket.slot().expect("a page to read is in a slot");
                 let Some(file) = self.engine.direct.descriptors.area(slot.area()) else {
                     pager.give_back(ticket);
-                    return Here::Elsewhere;
+                    return Inline::Elsewhere;
                 };
                 let plan = self.plan_ahead(&mut ticket, true);
                 shared = None;
-                self.read_here(ticket, file);
+                self.read_inline(ticket, file);
                 (Latency::Area, plan)
             }
             Step::Joined => {
                 self.plan_joined(fault.page);
-                return Here::Joined;
+                return Inline::Joined;
             }
-            Step::Present | Step::Lost(_) | Step::NoFrame | Step::Unknown => return Here::Elsewhere,
+            Step::Present | Step::Lost(_) | Step::NoFrame | Step::Unknown => return Inline::Elsewhere,
         };
         drop(shared);
         // If the page isn't there, the program has closed the descriptors, and nothing was done.
         if !pager.state(fault.page).is_resident() {
-            return Here::Elsewhere;
+            return Inline::Elsewhere;
         }
         self.after_page(kind, started, plan);
-        Here::Served
+        Inline::Served
     }
 
     /// Does the work that remains after a thread has got its page, before the thread goes on. `kind` says
@@ -246,7 +246,7 @@ impl Worker {
     pub fn serve(&mut self, fault: Fault) {
         // The map lock is free again before pages are read ahead.
         if let Some(plan) = self.serve_page(fault) {
-            self.bring(plan, Reclaim::NotHere);
+            self.bring(plan, Reclaim::Forbidden);
         }
     }
 
@@ -332,7 +332,7 @@ impl Worker {
         self.zero_run = if follows { (self.zero_run * 2).min(ZERO_RUN_MAX) } else { 1 };
         // A page that is only read takes no memory yet.
         let has_little_room = match access {
-            Access::Read => self.engine.is_due(self.engine.takes_are_here(now_ns())),
+            Access::Read => self.engine.is_due(self.engine.evicts_inline(now_ns())),
             _ => self.engine.is_over_start(),
         };
         let wanted = match (access, has_little_room) {
@@ -450,7 +450,7 @@ impl Worker {
 
     /// Reads the page in a thread of the program, by that thread's own descriptor of the area. If the
     /// read fails, an engine thread reads again: the program can't change that thread's descriptors.
-    fn read_here(&mut self, mut ticket: Ticket, file: BorrowedFd<'_>) {
+    fn read_inline(&mut self, mut ticket: Ticket, file: BorrowedFd<'_>) {
         if !self.back(&mut ticket) {
             return self.engine.pager.give_back(ticket);
         }

@@ -183,7 +183,7 @@ impl<'m, P: Probe> Clusters<'m, P> {
         // Ordering: Relaxed, because the value is a hint.
         let is_tight = self.is_tight.load(Ordering::Relaxed) != 0;
         let from = if is_tight { Source::WithBlocks } else { Source::All };
-        let mut taken = self.take_here(home, max, from, &mut each);
+        let mut taken = self.take_from_hand(home, max, from, &mut each);
         if taken == 0 {
             taken = self.take_from_others(home, max, from, &mut each);
         }
@@ -191,7 +191,7 @@ impl<'m, P: Probe> Clusters<'m, P> {
             // The disk may have room by now. If it has none, the caller's write fails and the caller tightens
             // again.
             self.is_tight.store(0, Ordering::Relaxed);
-            taken = self.take_here(home, max, Source::All, &mut each);
+            taken = self.take_from_hand(home, max, Source::All, &mut each);
         }
         self.shard(cpu).fetch_add(taken, Ordering::Relaxed);
         taken
@@ -201,7 +201,7 @@ impl<'m, P: Probe> Clusters<'m, P> {
         &self.in_use[cpu % SHARDS].0
     }
 
-    fn take_here(&self, cpu: usize, max: u32, from: Source, each: &mut impl FnMut(Run)) -> u32 {
+    fn take_from_hand(&self, cpu: usize, max: u32, from: Source, each: &mut impl FnMut(Run)) -> u32 {
         let (mut hand, mut taken) = (self.hand(cpu), 0);
         while taken < max {
             match hand.take(max - taken) {
@@ -225,7 +225,7 @@ impl<'m, P: Probe> Clusters<'m, P> {
     #[cold]
     fn take_from_others(&self, cpu: usize, max: u32, from: Source, each: &mut impl FnMut(Run)) -> u32 {
         let others = (1..self.hands.len()).map(|step| (cpu + step) % self.hands.len());
-        others.map(|other| self.take_here(other, max, from, each)).find(|taken| *taken > 0).unwrap_or(0)
+        others.map(|other| self.take_from_hand(other, max, from, each)).find(|taken| *taken > 0).unwrap_or(0)
     }
 
     /// Puts the cluster of an empty hand back and takes the next one, if there is any.
