@@ -444,7 +444,10 @@ mod tests {
         for (mib, start, near) in [(1024, 4 * MIB, 2 * MIB), (256, MIB, along), (64, start, along)] {
             let budget = Budget::new(mib * MIB);
             let below_limit = |mark| mib * MIB - mark;
-            assert_eq!([budget.inline_start_at(), budget.inline_near_limit()].map(below_limit), [start, near]);
+            assert_eq!(
+                [budget.inline_start_at(), budget.inline_near_limit()].map(below_limit),
+                [start, near]
+            );
             budget.shares(1);
             assert_eq!(
                 budget.inline_start_at(),

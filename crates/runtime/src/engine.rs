@@ -8,6 +8,7 @@
 use crate::ahead::AheadQueue;
 use crate::budget::Budget;
 use crate::devices::{BackEnd, Devices};
+use crate::evictor::Evictor;
 use crate::first::{First, STATUS_FAILED};
 use crate::fork::{self, Heirs};
 use crate::guard;
@@ -21,7 +22,6 @@ use crate::registrar::Registrar;
 use crate::retire::Retirement;
 use crate::session::{Notice, ProcessRecord, StopReason};
 use crate::share::Share;
-use crate::takes::Takes;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farpage_core::pager::{BATCH_MAX, Pager};
 use farpage_core::stats::{Counter, Gauge};
@@ -112,7 +112,7 @@ pub struct Engine {
     /// Whether a thread is looking for dead processes.
     pub reaping: AtomicBool,
     /// Decides whether the faulting threads or the keeper evict.
-    pub takes: Takes,
+    pub evictor: Evictor,
     /// Lets faulting threads wait while other threads evict.
     pub lull: Lull,
     /// Threads that are evicting just now. They have frames, and will soon have memory.
@@ -218,7 +218,7 @@ impl Engine {
     /// bring in much, because those threads hardly fault then.
     pub fn evicts_inline(&self, now_ns: u64) -> bool {
         let can_be = Direct::is_possible(self) && self.frames_move && self.evictions_allowed();
-        can_be && !self.pager.is_scan_on() && self.takes.is_inline(now_ns)
+        can_be && !self.pager.is_scan_on() && self.evictor.is_inline(now_ns)
     }
 
     /// Whether victims are taken in lulls. Not while walks bring in much: threads hardly fault then, and each

@@ -2,7 +2,7 @@
 //!
 //! A run: [`session`], [`head`], [`record`], [`started`], [`devices`], [`first`], [`last`]. A process in it:
 //! [`dormant`], [`start`], [`engine`]. A page: [`worker`] serves faults and evicts, and [`ahead`] reads
-//! early. [`takes`], [`lull`] and [`polling`] say who acts and who waits. The program's calls: [`guard`],
+//! early. [`evictor`], [`lull`] and [`polling`] say who acts and who waits. The program's calls: [`guard`],
 //! [`changes`], [`locked`], [`credentials`], [`limits`], [`fork`]. [`map_lock`] and [`registrar`] keep
 //! mappings and table the same. The budget: [`budget`], [`share`], [`kin`], [`child_room`], [`pool_share`].
 #![cfg_attr(not(test), no_std)]
@@ -19,6 +19,7 @@ pub mod credentials;
 pub mod devices;
 pub mod dormant;
 pub mod engine;
+pub mod evictor;
 pub mod filters;
 pub mod first;
 pub mod fork;
@@ -40,5 +41,4 @@ pub mod share;
 pub mod stacks;
 pub mod start;
 pub mod started;
-pub mod takes;
 pub mod worker;

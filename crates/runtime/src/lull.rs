@@ -3,7 +3,7 @@
 //!
 //! A page that leaves needs a TLB shootdown on each CPU that runs a thread of the program, and each stretch
 //! of victims interrupts these CPUs. The wait for another CPU costs more than all other work on a page. Where
-//! several threads fault, none of them can evict without interrupting the others ([`takes`](crate::takes)). A
+//! several threads fault, none of them can evict without interrupting the others ([`evictor`](crate::evictor)). A
 //! CPU that sleeps needs no shootdown. Threads fault every few microseconds. If they wait while a few hundred
 //! pages are taken out, most of these pages interrupt nobody.
 //!

@@ -12,6 +12,7 @@ use crate::changes;
 use crate::credentials::{self, Watch};
 use crate::devices::{self, Devices};
 use crate::engine::{Engine, MANAGED_PAGES_MIN};
+use crate::evictor::Evictor;
 use crate::first::{First, STATUS_FAILED};
 use crate::fork::{self, Heirs};
 use crate::guard;
@@ -26,7 +27,6 @@ use crate::retire::{self, Retirement};
 use crate::session::{Notice, PATH_BYTES, Settings, StartFailure, StopReason, UffdSource};
 use crate::share::Share;
 use crate::stacks::Stacks;
-use crate::takes::Takes;
 use crate::worker::{Progress, Worker};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
@@ -291,9 +291,9 @@ fn keep(engine: &'static Engine) -> ! {
         fork::forget_elders(engine);
         engine.prepare_to_poll();
         let quiet_ns = if progress == Progress::Some || worker.has_writes() { WRITES_NS } else { 5_000_000 };
-        engine.takes.keeper_sleeps(true);
+        engine.evictor.keeper_sleeps(true);
         engine.budget.wait(seen, quiet_ns);
-        engine.takes.keeper_sleeps(false);
+        engine.evictor.keeper_sleeps(false);
     }
 }
 
@@ -666,7 +666,7 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
         faults_reading: AtomicU32::new(0),
         polling: Polling::default(),
         reaping: AtomicBool::new(false),
-        takes: Takes::new(),
+        evictor: Evictor::new(),
         lull: Lull::default(),
         evicting: AtomicU32::new(0),
         unmovable_until_ns: AtomicU64::new(0),

@@ -53,7 +53,8 @@ impl Mark {
 /// the caller has the file's lock.
 pub fn was_left(file: &File) -> bool {
     let is_of_this_file = |page: &[u8]| place_of(file).is_ok_and(|place| page.starts_with(place.as_bytes()));
-    first_page(file).is_some_and(|page| page.ends_with(header::SIGNATURE_OF_A_RUN) && is_of_this_file(&page[..]))
+    first_page(file)
+        .is_some_and(|page| page.ends_with(header::SIGNATURE_OF_A_RUN) && is_of_this_file(&page[..]))
 }
 
 fn first_page(file: &File) -> Option<Box<[u8; PAGE_BYTES]>> {

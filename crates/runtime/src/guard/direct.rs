@@ -66,7 +66,7 @@ impl Direct {
         }
         self.descriptors.settle(engine.is_active());
         if engine.protections.is_none() && !self.descriptors.has_userfaultfd() {
-            engine.takes.engine_serves(now_ns());
+            engine.evictor.engine_serves(now_ns());
             return Inline::Elsewhere;
         }
         let Some(at) = self.claim() else { return Inline::Elsewhere };

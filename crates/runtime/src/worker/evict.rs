@@ -4,8 +4,8 @@
 
 use super::{Progress, WRITES_MAX, Worker};
 use crate::engine::Engine;
+use crate::evictor::{self, EvictionCost};
 use crate::map_lock::DIRECT;
-use crate::takes::{self, Took};
 use crate::{fork, guard, lull};
 use core::sync::atomic::Ordering;
 use farpage_core::cache::Backing;
@@ -91,7 +91,7 @@ enum DensifyEnd {
 
 /// Result of a batch.
 struct Out {
-    took: Took,
+    took: EvictionCost,
     /// Victims that were released because calls hold them.
     spared: usize,
 }
@@ -280,7 +280,7 @@ impl Worker {
         let Some(Out { took, spared }) = out else {
             return Some(Progress::None);
         };
-        self.engine.takes.taken_by_engine(took);
+        self.engine.evictor.taken_by_engine(took);
         self.outgoing[took.victims..].iter_mut().for_each(|outgoing| outgoing.is_shared = false);
         let placed = self.place(if took.victims == 0 { 0 } else { self.engine.parked_max() });
         self.after_placing();
@@ -301,7 +301,7 @@ impl Worker {
             }
             match self.take_batch_in_lull(max) {
                 Some(more) if more.took.victims > 0 => {
-                    self.engine.takes.taken_by_engine(last.took);
+                    self.engine.evictor.taken_by_engine(last.took);
                     last = more;
                 }
                 // No frame is left, or nothing may be evicted any more. The pages that were taken have to be
@@ -340,7 +340,7 @@ impl Worker {
     pub(crate) fn take_along(&mut self, now_ns: u64) {
         let engine = self.engine;
         if self.index.0 > DIRECT.0 {
-            engine.takes.several_are_served(now_ns);
+            engine.evictor.several_are_served(now_ns);
             engine.lull.are_served(self.index.0 - DIRECT.0 + 1, now_ns);
         }
         if !engine.is_over_start() {
@@ -353,17 +353,17 @@ impl Worker {
         let are_cheap = is_inline || engine.evicts_in_lulls(now_ns);
         engine.pager.lone_victims_are(if are_cheap { Lone::Cheap } else { Lone::Dear });
         if !is_inline {
-            if engine.is_near_limit() && engine.takes.claim_waking() {
+            if engine.is_near_limit() && engine.evictor.claim_waking() {
                 engine.budget.ring();
             }
             return;
         }
-        let wakes_keeper = engine.takes.evict_inline(now_ns, engine.budget.together(), || {
+        let wakes_keeper = engine.evictor.evict_inline(now_ns, engine.budget.together(), || {
             engine.evicting.fetch_add(1, Ordering::Relaxed);
-            let out = self.take_batch(takes::BATCH, By::Program);
+            let out = self.take_batch(evictor::BATCH, By::Program);
             engine.evicting.fetch_sub(1, Ordering::Relaxed);
             engine.budget.refresh(engine.pager);
-            let took = out.map_or(Took::default(), |out| out.took);
+            let took = out.map_or(EvictionCost::default(), |out| out.took);
             engine.pager.stats().add(Counter::EvictInline, took.pages as u64);
             took
         });
@@ -447,7 +447,7 @@ impl Worker {
         }
         pager.park(&mut self.batch);
         drop(shared);
-        Some(Out { took: Took { victims: count, pages: taken, ns }, spared })
+        Some(Out { took: EvictionCost { victims: count, pages: taken, ns }, spared })
     }
 
     /// Returns which of the victims other processes have too, since a fork: one bit for each. Where pages are

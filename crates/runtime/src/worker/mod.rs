@@ -162,7 +162,7 @@ impl Worker {
 
     /// Serves one fault in the thread of the program that ran into it, if this thread's descriptors are
     /// enough. No memory is freed for the fault here. Afterwards the thread may take out a few pages
-    /// ([`takes`](crate::takes)). Without a userfaultfd, only first touches are served here.
+    /// ([`evictor`](crate::evictor)). Without a userfaultfd, only first touches are served here.
     pub fn serve_inline(&mut self, fault: Fault) -> Inline {
         let started = now_ns();
         let pager = self.engine.pager;
@@ -238,7 +238,7 @@ impl Worker {
         }
         let now = now_ns();
         self.engine.pager.stats().latency(kind).record(now - started);
-        self.engine.takes.was_served(now, (kind == Latency::Area).then(|| now - started));
+        self.engine.evictor.was_served(now, (kind == Latency::Area).then(|| now - started));
         self.take_along(now);
     }
 

@@ -37,7 +37,7 @@ const A_WAIT: u32 = 16;
 const WAITS_MAX: u32 = 4 * A_WAIT;
 
 /// State of the choice, shared by both sides.
-pub struct Takes {
+pub struct Evictor {
     /// Lock: the thread that sets it may take pages.
     is_taking: AtomicBool,
     keeper_sleeps: AtomicBool,
@@ -81,7 +81,7 @@ impl Cost {
 
 /// Result of taking a batch.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Took {
+pub struct EvictionCost {
     /// Pages chosen as victims: 0 if no frame is free, or no page may go.
     pub victims: usize,
     /// Pages that were taken out.
@@ -90,16 +90,16 @@ pub struct Took {
     pub ns: u64,
 }
 
-impl Default for Takes {
-    fn default() -> Takes {
-        Takes::new()
+impl Default for Evictor {
+    fn default() -> Evictor {
+        Evictor::new()
     }
 }
 
-impl Takes {
+impl Evictor {
     /// Returns the state before any thread has taken a page.
-    pub fn new() -> Takes {
-        Takes {
+    pub fn new() -> Evictor {
+        Evictor {
             is_taking: AtomicBool::new(false),
             keeper_sleeps: AtomicBool::new(false),
             parked: AtomicU32::new(0),
@@ -160,7 +160,7 @@ impl Takes {
     /// Calls `take` to take a few pages out, if the served threads take pages now and no other thread does so
     /// at this moment. Called in a thread that was just served. Returns whether the keeper is to be woken,
     /// for example because `worth_waking` pages were parked since it last was.
-    pub fn evict_inline(&self, now_ns: u64, worth_waking: u32, take: impl FnOnce() -> Took) -> bool {
+    pub fn evict_inline(&self, now_ns: u64, worth_waking: u32, take: impl FnOnce() -> EvictionCost) -> bool {
         let may = self.keeper_sleeps.load(Ordering::Relaxed) && self.is_inline(now_ns);
         // Ordering: Acquire pairs with the Release below. Counts and costs belong to one thread at a time.
         if !may || self.is_taking.swap(true, Ordering::Acquire) {
@@ -189,7 +189,7 @@ impl Takes {
     }
 
     /// Notes a batch that the keeper, or a thread that evicts beside it, has taken.
-    pub fn taken_by_engine(&self, took: Took) {
+    pub fn taken_by_engine(&self, took: EvictionCost) {
         self.keeper.add(took.pages, took.ns);
     }
 
@@ -204,103 +204,103 @@ mod tests {
     use super::*;
 
     /// Returns the state after the engine's batches took 2,500 ns a page, while the keeper sleeps.
-    fn takes() -> Takes {
-        let takes = Takes::new();
-        takes.taken_by_engine(Took { victims: 64, pages: 64, ns: 160_000 });
-        takes.keeper_sleeps(true);
-        takes
+    fn evictor() -> Evictor {
+        let evictor = Evictor::new();
+        evictor.taken_by_engine(EvictionCost { victims: 64, pages: 64, ns: 160_000 });
+        evictor.keeper_sleeps(true);
+        evictor
     }
 
     const WORTH: u32 = 4 * BATCH as u32;
-    const CHEAP: Took = Took { victims: BATCH, pages: BATCH, ns: 8_000 };
+    const CHEAP: EvictionCost = EvictionCost { victims: BATCH, pages: BATCH, ns: 8_000 };
 
     #[test]
     fn keeper_is_woken_for_a_batch_of_its_own_and_left_alone_until_it_sleeps_again() {
-        let takes = takes();
-        let woken: Vec<bool> = (0..6).map(|_| takes.evict_inline(0, WORTH, || CHEAP)).collect();
+        let evictor = evictor();
+        let woken: Vec<bool> = (0..6).map(|_| evictor.evict_inline(0, WORTH, || CHEAP)).collect();
         assert_eq!(woken, [false, false, false, true, false, false]);
-        assert!(!takes.evict_inline(0, WORTH, || panic!("the keeper is at work")));
-        takes.keeper_sleeps(true);
-        assert!(!takes.evict_inline(0, WORTH, || CHEAP), "one batch since");
+        assert!(!evictor.evict_inline(0, WORTH, || panic!("the keeper is at work")));
+        evictor.keeper_sleeps(true);
+        assert!(!evictor.evict_inline(0, WORTH, || CHEAP), "one batch since");
     }
 
     /// One dear batch is not enough. The first batch after a while often lost its CPU to other work, and
     /// would give cheap pages to the keeper.
     #[test]
     fn pages_that_cost_as_much_here_are_the_keepers_for_a_while() {
-        let takes = takes();
-        let dear = Took { victims: BATCH, pages: BATCH, ns: 40_000 };
+        let evictor = evictor();
+        let dear = EvictionCost { victims: BATCH, pages: BATCH, ns: 40_000 };
         let batches = (1..)
             .find(|_| {
-                takes.keeper_sleeps(true);
-                takes.evict_inline(0, WORTH, || dear) && !takes.is_inline(0)
+                evictor.keeper_sleeps(true);
+                evictor.evict_inline(0, WORTH, || dear) && !evictor.is_inline(0)
             })
             .unwrap();
         assert!((4..12).contains(&batches), "{batches}");
-        takes.keeper_sleeps(true);
-        assert!(!takes.is_inline(KEEPERS_NS - 1));
-        assert!(!takes.evict_inline(KEEPERS_NS - 1, WORTH, || panic!("it is the keeper's")));
-        assert!(!takes.evict_inline(KEEPERS_NS, WORTH, || CHEAP), "tried again, and cheap");
-        assert!(takes.is_inline(KEEPERS_NS));
+        evictor.keeper_sleeps(true);
+        assert!(!evictor.is_inline(KEEPERS_NS - 1));
+        assert!(!evictor.evict_inline(KEEPERS_NS - 1, WORTH, || panic!("it is the keeper's")));
+        assert!(!evictor.evict_inline(KEEPERS_NS, WORTH, || CHEAP), "tried again, and cheap");
+        assert!(evictor.is_inline(KEEPERS_NS));
     }
 
     /// Beside other programs, the keeper is often on the CPU of the thread that faults. Then the keeper
     /// interrupts no CPU either.
     #[test]
     fn pages_that_are_cheap_on_both_sides_are_taken_here() {
-        let takes = Takes::new();
-        takes.taken_by_engine(Took { victims: 64, pages: 64, ns: 64 * 500 });
-        takes.keeper_sleeps(true);
-        assert!(!takes.evict_inline(0, WORTH, || CHEAP));
-        assert!(takes.is_inline(0));
+        let evictor = Evictor::new();
+        evictor.taken_by_engine(EvictionCost { victims: 64, pages: 64, ns: 64 * 500 });
+        evictor.keeper_sleeps(true);
+        assert!(!evictor.evict_inline(0, WORTH, || CHEAP));
+        assert!(evictor.is_inline(0));
     }
 
     #[test]
     fn where_nothing_can_be_taken_the_keeper_finds_out_why() {
-        let takes = takes();
-        assert!(takes.evict_inline(7, WORTH, || Took { victims: BATCH, pages: 0, ns: 0 }));
-        assert!(!takes.is_inline(7));
+        let evictor = evictor();
+        assert!(evictor.evict_inline(7, WORTH, || EvictionCost { victims: BATCH, pages: 0, ns: 0 }));
+        assert!(!evictor.is_inline(7));
     }
 
     #[test]
     fn where_no_frame_is_free_the_keeper_is_woken_to_free_some() {
-        let takes = takes();
-        assert!(takes.evict_inline(0, WORTH, Took::default));
-        assert!(takes.is_inline(0));
+        let evictor = evictor();
+        assert!(evictor.evict_inline(0, WORTH, EvictionCost::default));
+        assert!(evictor.is_inline(0));
     }
 
     #[test]
     fn threads_served_at_once_leave_it_to_the_keeper() {
-        let takes = takes();
-        takes.several_are_served(1);
-        takes.several_are_served(2);
-        assert!(!takes.is_inline(KEEPERS_NS));
-        assert!(takes.is_inline(KEEPERS_NS + 1));
+        let evictor = evictor();
+        evictor.several_are_served(1);
+        evictor.several_are_served(2);
+        assert!(!evictor.is_inline(KEEPERS_NS));
+        assert!(evictor.is_inline(KEEPERS_NS + 1));
     }
 
     #[test]
     fn threads_that_wait_for_a_device_leave_it_to_the_keeper_for_as_long_again() {
-        let takes = takes();
-        takes.was_served(900, Some(50));
-        assert!(takes.is_inline(900));
-        takes.was_served(1_000, Some(50));
-        assert!(!takes.is_inline(1_099));
-        assert!(takes.is_inline(1_100));
-        takes.several_are_served(2_000);
-        takes.was_served(3_000, Some(50));
-        assert!(!takes.is_inline(1_999 + KEEPERS_NS), "it makes no shorter what is longer");
-        takes.was_served(0, Some(u64::MAX / 4));
-        assert!(takes.is_inline(2_000 + KEEPERS_NS));
+        let evictor = evictor();
+        evictor.was_served(900, Some(50));
+        assert!(evictor.is_inline(900));
+        evictor.was_served(1_000, Some(50));
+        assert!(!evictor.is_inline(1_099));
+        assert!(evictor.is_inline(1_100));
+        evictor.several_are_served(2_000);
+        evictor.was_served(3_000, Some(50));
+        assert!(!evictor.is_inline(1_999 + KEEPERS_NS), "it makes no shorter what is longer");
+        evictor.was_served(0, Some(u64::MAX / 4));
+        assert!(evictor.is_inline(2_000 + KEEPERS_NS));
     }
 
     #[test]
     fn a_few_faults_that_wait_for_a_device_change_nothing_among_many_others() {
-        let takes = takes();
+        let evictor = evictor();
         let is_inline = |others: u32| {
             (0..100).all(|_| {
-                takes.was_served(1_000, Some(50));
-                let is_inline = takes.is_inline(1_000);
-                (0..others).for_each(|_| takes.was_served(1_000, None));
+                evictor.was_served(1_000, Some(50));
+                let is_inline = evictor.is_inline(1_000);
+                (0..others).for_each(|_| evictor.was_served(1_000, None));
                 is_inline
             })
         };
@@ -310,11 +310,11 @@ mod tests {
 
     #[test]
     fn one_thread_wakes_a_keeper_that_sleeps() {
-        let takes = takes();
-        assert!(takes.claim_waking());
-        assert!(!takes.claim_waking());
-        takes.keeper_sleeps(true);
-        assert!(takes.claim_waking());
+        let evictor = evictor();
+        assert!(evictor.claim_waking());
+        assert!(!evictor.claim_waking());
+        evictor.keeper_sleeps(true);
+        assert!(evictor.claim_waking());
     }
 
     #[test]
