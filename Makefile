@@ -1,4 +1,4 @@
-# make build | docs | demo | test | loom | fuzz | fuzz-programs | test-full | compat | vm | starts | programs |
+# make build | docs | man | demo | test | loom | fuzz | fuzz-programs | test-full | compat | vm | starts | programs |
 #      lint | bench-within | bench-programs BEFORE=DIR | clean
 #
 # CI runs `make test`. Everything needs only Rust, a C compiler and make. As root, `make programs` installs
@@ -7,7 +7,7 @@
 CARGO ?= cargo
 PYTHON ?= python3
 
-.PHONY: build docs demo test test-unit loom fuzz fuzz-programs test-sim test-e2e test-full compat vm starts programs lint bench-within bench-programs clean
+.PHONY: build docs man demo test test-unit loom fuzz fuzz-programs test-sim test-e2e test-full compat vm starts programs lint bench-within bench-programs clean
 
 # The preload library is built by itself: it is no_std. Beside crates that need std it would lose that.
 build:
@@ -35,12 +35,16 @@ docs:
 	mdbook-mermaid install target/book-source
 	mdbook build --dest-dir $(CURDIR)/target/book target/book-source
 
+# Writes the manual pages anew, from the definition of the options. A test fails while they differ.
+man:
+	WRITE_MANUAL=1 $(CARGO) test --bins manual_pages_are_those
+
 # Tests are chosen by their names, never by `-p`. For another set of packages cargo builds the dependencies
 # again, with that set's features.
 # Core needs no privileges and no kernel feature: as root, `make` runs core's tests as nobody.
 test-unit:
 	$(CARGO) test --config 'target."cfg(unix)".runner = "$(CURDIR)/tests/runner.sh"' \
-		--lib --bins --test invariants --test conformance --test guard --test random
+		--lib --bins --examples --test invariants --test conformance --test guard --test random
 
 # Runs the lock-free parts in every order in which their threads can meet. Takes seconds once loom is built.
 # The build has a directory of its own, because the flag would have everything else built again.

@@ -1,5 +1,5 @@
-//! The library is a program, too: one that waits for the end of a run (`farpage::last`). Here its entry point
-//! is named.
+//! The library is a program, too: one that waits for the end of a run (`farpage_runtime::session::last`).
+//! Here its entry point is named.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

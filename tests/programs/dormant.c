@@ -2,11 +2,16 @@
  * whatever it has done before.
  *
  * The budget is 256 MiB, and twice that where several processes are dormant at once. Dormant processes may
- * have a 16th of it together: enough for the usual limit of the stack, 8 MiB, and the program. */
+ * have a quarter of it together while nobody else needs memory, and one of them a 16th: enough for the usual
+ * limit of the stack, 8 MiB, and the program. */
 #include "check.h"
 #include <dirent.h>
+#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/select.h>
+#include <sys/stat.h>
 
 #define GROWS (300 * MIB)
 #define SMALL MIB
@@ -273,6 +278,123 @@ static void is_asked(void)
     VERIFY(memory, 2 * SMALL, 1);
 }
 
+/* How a process waits that is asked: for a byte in a pipe. Returns what the call returned. */
+static int waits_by_poll(int pipe) { struct pollfd on = { pipe, POLLIN, 0 }; return poll(&on, 1, -1); }
+static int waits_by_read(int pipe) { char byte; return read(pipe, &byte, 1); }
+static int waits_by_select(int pipe)
+{
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(pipe, &set);
+    return select(pipe + 1, &set, NULL, NULL, NULL);
+}
+static int waits_by_epoll(int pipe)
+{
+    struct epoll_event event = { .events = EPOLLIN };
+    int epoll = epoll_create1(0);
+    CHECK(epoll >= 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, pipe, &event) == 0);
+    return epoll_wait(epoll, &event, 1, -1);
+}
+
+static int number_of_threads(pid_t process)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task", process);
+    struct stat tasks;
+    CHECK(stat(path, &tasks) == 0);
+    return tasks.st_nlink - 2;
+}
+
+static char state_of(pid_t process)
+{
+    char path[64], text[512] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", process);
+    int file = open(path, O_RDONLY);
+    CHECK(file >= 0 && read(file, text, sizeof text - 1) > 0 && close(file) == 0);
+    return strrchr(text, ')')[2];
+}
+
+/* A program without handlers never sees a call end with EINTR. It must not because of Farpage's signal. */
+static void is_asked_while_it_waits(void)
+{
+    int (*const ways[])(int) = { waits_by_poll, waits_by_read, waits_by_select, waits_by_epoll };
+    for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
+        int pipes[2];
+        CHECK(pipe(pipes) == 0);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            IS_DORMANT();
+            CHECK(ways[way](pipes[0]) == 1);
+            IS_MANAGED();
+            _exit(0);
+        }
+        while (state_of(child) != 'S')
+            sched_yield();
+        CHECK(kill(child, SIGURG) == 0);
+        while (number_of_threads(child) == 1 || state_of(child) != 'S')
+            sched_yield();
+        CHECK(write(pipes[1], "", 1) == 1);
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        CHECK(close(pipes[0]) == 0 && close(pipes[1]) == 0);
+    }
+    IS_DORMANT();
+}
+
+static volatile sig_atomic_t is_handled;
+static void handles(int signal) { (void)signal; is_handled = 1; }
+
+/* Stops a child in a call, and sends it the supervisor's signal and one of its own, so that both are pending
+ * when the child goes on. The call must end with EINTR, as without Farpage. */
+static void ends_with(int (*wait)(int), int signal, int blocks_all)
+{
+    int pipes[2];
+    CHECK(pipe(pipes) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        struct sigaction action = { .sa_handler = handles };
+        if (blocks_all)
+            sigfillset(&action.sa_mask);
+        CHECK(sigaction(signal, &action, NULL) == 0);
+        CHECK(wait(pipes[0]) == -1 && errno == EINTR && is_handled);
+        IS_MANAGED();
+        _exit(0);
+    }
+    while (state_of(child) != 'S')
+        sched_yield();
+    CHECK(kill(child, SIGSTOP) == 0);
+    while (state_of(child) != 'T')
+        sched_yield();
+    CHECK(kill(child, SIGURG) == 0 && kill(child, signal) == 0 && kill(child, SIGCONT) == 0);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(close(pipes[0]) == 0 && close(pipes[1]) == 0);
+}
+
+/* A program that ends its calls by signals of its own still can, whichever of the two signals comes first: the
+ * kernel delivers the lower number first. */
+static void ends_its_own_calls(void)
+{
+    CHECK(SIGTERM < SIGURG && SIGURG < SIGIO);
+    ends_with(waits_by_poll, SIGTERM, 1);
+    ends_with(waits_by_read, SIGTERM, 1);
+    ends_with(waits_by_poll, SIGIO, 0);
+    ends_with(waits_by_read, SIGIO, 0);
+    IS_DORMANT();
+}
+
+/* libc maps the stack of such a thread as it maps a stack for posix_spawn. */
+static void has_threads_without_guards(void)
+{
+    pthread_attr_t attributes;
+    CHECK(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, 64 << 10) == 0);
+    IS_DORMANT();
+    CHECK(pthread_attr_setguardsize(&attributes, 0) == 0);
+    IS_MANAGED();
+}
+
 /* libc maps a stack for the child, of the kind that threads have. */
 static void spawns(void)
 {
@@ -287,6 +409,28 @@ static void keeps_what_it_moves(void)
     for (int turn = 0; turn < 20; turn++)
         CHECK(mremap(memory, SMALL, SMALL, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL) != MAP_FAILED);
     IS_MANAGED();
+}
+
+/* The kernel may drop pages that the program has freed lazily. An engine that starts later would take them
+ * for pages that stay, and a call that uses them would fail. */
+static void frees_later(void)
+{
+    char *memory = filled(2 * SMALL, 1), *file_after = memory + SMALL;
+    int file = open("/proc/self/exe", O_RDONLY);
+    CHECK(file >= 0);
+    CHECK(mmap(file_after, PAGE, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == file_after);
+    CHECK(madvise(memory, SMALL / 2, MADV_FREE) == 0);
+    VERIFY_ZERO(memory, SMALL / 2);
+    CHECK(madvise(memory + SMALL / 2, SMALL, MADV_FREE) == -1 && errno == EINVAL);
+    VERIFY_ZERO(memory, SMALL);
+    CHECK(munmap(file_after + PAGE, PAGE) == 0);
+    CHECK(madvise(file_after + PAGE, SMALL - PAGE, MADV_FREE) == -1 && errno == ENOMEM);
+    VERIFY_ZERO(file_after + 2 * PAGE, SMALL - 2 * PAGE);
+    IS_DORMANT();
+    fill(memory, SMALL, 2);
+    grow();
+    IS_MANAGED();
+    VERIFY(memory, SMALL, 2);
 }
 
 /* Memory with random numbers, for instance, which no two processes may share. The advice is given past libc,
@@ -398,7 +542,10 @@ MAIN({ "stays", stays },
      { "grows_in_a_user_namespace", grows_in_a_user_namespace },
      { "maps_past_libc", maps_past_libc },
      { "handles_it", handles_it },
-     { "is_asked", is_asked },
+     { "is_asked", is_asked }, { "is_asked_while_it_waits", is_asked_while_it_waits },
+     { "ends_its_own_calls", ends_its_own_calls },
+     { "has_threads_without_guards", has_threads_without_guards },
+     { "frees_later", frees_later },
      { "spawns", spawns },
      { "keeps_what_it_moves", keeps_what_it_moves },
      { "wiped_in_children", wiped_in_children }, { "advises", advises },

@@ -244,9 +244,37 @@ static void clones_of_nothing(void)
     still_works(15);
 }
 
+/* execve's arguments that can't be read are the kernel's to refuse, too: by libc and by number, before memory
+ * is managed and afterwards. A null path ended the program once. */
+static void refused_programs(void)
+{
+    char *const words[] = { "true", NULL };
+    char *end = map(2 * PAGE) + PAGE;
+    CHECK(munmap(end, PAGE) == 0);
+    char **list = (char **)(end - 2 * sizeof *list);
+    list[0] = list[1] = "A=1";
+    char *const of_nothing[] = { (char *)8, NULL };
+    char **const lists[] = { (char **)8, (char **)end, (char **)of_nothing, list };
+    const char *const paths[] = { NULL, (char *)8, end };
+    for (int is_full = 0; is_full < 2; is_full++) {
+        if (is_full)
+            grow();
+        for (size_t at = 0; at < sizeof paths / sizeof *paths; at++) {
+            CHECK(execve(paths[at], words, environ) == -1 && errno == EFAULT);
+            CHECK(call(SYS_execve, (long)paths[at], (long)words, (long)environ, 0, 0, 0) == -EFAULT);
+        }
+        for (size_t at = 0; at < sizeof lists / sizeof *lists; at++) {
+            CHECK(execve("/bin/true", words, lists[at]) == -1 && errno == EFAULT);
+            CHECK(call(SYS_execve, (long)"/bin/true", (long)words, (long)lists[at], 0, 0, 0) == -EFAULT);
+        }
+    }
+    still_works(15);
+}
+
 MAIN({ "closes_all_descriptors", closes_all_descriptors }, { "takes_our_numbers", takes_our_numbers },
      { "takes_our_numbers_while_out", takes_our_numbers_while_out }, { "many_regions", many_regions },
      { "exhausts_its_stack", exhausts_its_stack }, { "limits_of_everything", limits_of_everything },
      { "limits_its_files", limits_its_files },
      { "another_user", another_user }, { "another_root", another_root },
-     { "cleared_environment", cleared_environment }, { "clones_of_nothing", clones_of_nothing })
+     { "cleared_environment", cleared_environment }, { "clones_of_nothing", clones_of_nothing },
+     { "refused_programs", refused_programs })

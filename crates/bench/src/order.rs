@@ -5,7 +5,7 @@ use crate::Effort;
 use crate::measure::{Sample, interleaved, ratio};
 use crate::order_sim::{Costs, Device, Machine, Orders, Outcome, run as simulate};
 use crate::report::{Cell, Chart, Report, Table, Target};
-use farpage_core::areas::{Order, Place};
+use farpage_core::areas::{Order, Placement};
 use farpage_core::config::AreaOrder;
 use farpage_core::units::{AreaId, NodeId};
 
@@ -160,7 +160,7 @@ impl Found {
 fn lists() -> Vec<String> {
     let mut order = Order::new(AreaOrder::Numa, 4);
     for area in 0..4 {
-        order.on(AreaId(area), Place::default().at(NodeId(area), |_| None));
+        order.on(AreaId(area), Placement::default().at(NodeId(area), |_| None));
     }
     let list = |node| {
         let areas =

@@ -6,8 +6,8 @@
 //! gives one run.
 
 use crate::measure::Random;
-use farpage_core::areas::order::{AreaSet, Took};
-use farpage_core::areas::{Order, Place};
+use farpage_core::areas::order::{AreaSet, RequestTime};
+use farpage_core::areas::{Order, Placement};
 use farpage_core::config::AreaOrder;
 use farpage_core::units::{AreaId, NodeId};
 use std::cmp::Reverse;
@@ -183,7 +183,7 @@ impl World {
             for (at, device) in machine.devices.iter().enumerate() {
                 // The distance that the firmware of these machines reports: 21 to any other node.
                 let far = |from: NodeId| Some(if from.0 == device.node { 10 } else { 21 });
-                order.on(AreaId(at as u8), Place::default().at(NodeId(device.node), far));
+                order.on(AreaId(at as u8), Placement::default().at(NodeId(device.node), far));
             }
             order
         };
@@ -287,7 +287,7 @@ impl World {
     fn written(&mut self, process: usize, area: usize, since: u64, now: u64) -> u64 {
         let order = self.order(process);
         order.finished(AreaId(area as u8));
-        order.note_latency(AreaId(area as u8), Took::Exactly(now - since));
+        order.note_latency(AreaId(area as u8), RequestTime::Exactly(now - since));
         let entry = &mut self.processes[process];
         let is_under_way = entry.out.iter().sum::<u64>() > entry.out_wanted;
         entry.to_read = if is_under_way { BATCH_PAGES } else { 0 };

@@ -1,10 +1,10 @@
 //! `farpage bench` and `farpage load`: hands the options to `farpage-bench`, and its report to
 //! screen and files.
 
-use crate::failure::Failure;
 use crate::options::{BenchOptions, LoadOptions};
-use crate::say;
-use crate::size::{Amount, Size};
+use crate::text::failure::Failure;
+use crate::text::say;
+use crate::text::size::{Amount, Size};
 use farpage_bench::load::{LOADS, Settings};
 use farpage_bench::{EXPERIMENTS, Effort, Run};
 use std::path::Path;

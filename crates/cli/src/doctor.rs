@@ -2,21 +2,21 @@
 //! fix for everything that is missing.
 
 use crate::areas;
-use crate::budget::{self, Behind, Roots};
-use crate::failure::{Failure, STATUS_CANT_RUN};
-use crate::kernel::{self, FaultsAsked, Refused, Release, Userfaultfd};
-use crate::numbers::iec;
+use crate::areas::swap_argument::SwapArgument;
+use crate::host::budget::{self, Behind, Roots};
+use crate::host::kernel::{self, FaultsAsked, Refused, Release, Userfaultfd};
+use crate::host::sys::{self, Faults, Resource};
 use crate::options::{DoctorOptions, RunSettings, Standing};
-use crate::preload;
+use crate::program::preload;
 use crate::run::{self, Asked, Plan};
-use crate::say;
-use crate::session::FILE_BYTES_MIN;
-use crate::summary::{faults_name, install_name, io_name, uffd_name};
-use crate::swap_argument::SwapArgument;
-use crate::sys::{self, Faults, Resource};
-use farpage::session::UffdSource;
+use crate::supervise::session::FILE_BYTES_MIN;
+use crate::supervise::summary::{faults_name, install_name, io_name, uffd_name};
+use crate::text::failure::{Failure, STATUS_CANT_RUN};
+use crate::text::numbers::iec;
+use crate::text::say;
 use farpage_core::config::{Install, IoEngine};
 use farpage_os::sys::Errno;
+use farpage_runtime::session::UffdSource;
 use serde::Serialize;
 use serde_json::json;
 use std::fs::{self, File};
@@ -80,7 +80,10 @@ pub fn doctor(options: &DoctorOptions) -> Result<ExitCode, Failure> {
     checks.push(signal_check("faults by signal", &signals));
     checks.push(signal_check("faults by segv", &without));
     checks.extend(userfaultfd_checks(&privileged, signals.is_ok() || without.is_ok()));
-    checks.push(pins_check(farpage::keeps_pinned_pages(), farpage::keeps_pinned_pages_in_segv()));
+    checks.push(pins_check(
+        farpage_runtime::keeps_pinned_pages(),
+        farpage_runtime::keeps_pinned_pages_in_segv(),
+    ));
     checks.push(io_check());
     checks.push(aio_check());
     checks.extend(swap_checks());

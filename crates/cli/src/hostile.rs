@@ -1,23 +1,23 @@
 //! Runs every reader of a session on every kind of damage. Each reader must end soon, with output that is
 //! bounded and printable.
 
-use crate::budget::{Budget, Roots};
-use crate::headroom::Headroom;
-use crate::neighbours::Neighbours;
-use crate::notices::{self, About, Watcher, Weight};
-use crate::oom::{self, Kills};
+use crate::host::budget::{Budget, Roots};
+use crate::host::neighbours::Neighbours;
+use crate::host::oom::{self, Kills};
+use crate::host::sys::ChildState;
 use crate::options::ShowOptions;
-use crate::outside::Outside;
-use crate::say;
-use crate::session::Shared;
-use crate::session::tests::{area, settings};
 use crate::show;
-use crate::summary::{self, Run};
-use crate::sys::ChildState;
-use crate::totals::tests::two_programs;
-use crate::totals::{self, Totals};
-use farpage::head::SessionHead;
-use farpage::session::{Notice, Session};
+use crate::supervise::headroom::Headroom;
+use crate::supervise::notices::{self, About, Watcher, Weight};
+use crate::supervise::outside::Outside;
+use crate::supervise::session::Shared;
+use crate::supervise::session::tests::{area, settings};
+use crate::supervise::summary::{self, Run};
+use crate::supervise::totals::tests::two_programs;
+use crate::supervise::totals::{self, Totals};
+use crate::text::say;
+use farpage_runtime::session::head::SessionHead;
+use farpage_runtime::session::{Notice, Session};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};

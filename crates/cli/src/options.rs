@@ -3,12 +3,12 @@
 //! Own options come first; everything from PROGRAM on belongs to the program. An option on the command
 //! line wins over its variable.
 
-use crate::failure::{Failure, STATUS_FAILED};
-use crate::kernel::FaultsAsked;
-use crate::orphans;
-use crate::size::{self, Size};
-use crate::swap_argument::{SwapArgument, swap_argument};
-use crate::tips;
+use crate::areas::swap_argument::{SwapArgument, swap_argument};
+use crate::host::kernel::FaultsAsked;
+use crate::supervise::orphans;
+use crate::text::failure::{Failure, STATUS_FAILED};
+use crate::text::size::{self, Size};
+use crate::text::tips;
 use clap::builder::{FalseyValueParser, PossibleValue, PossibleValuesParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -630,7 +630,7 @@ pub fn report(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     let text = error.render().to_string();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            crate::say::to_stdout(&text).map_or_else(crate::give_up, |()| ExitCode::SUCCESS)
+            crate::text::say::to_stdout(&text).map_or_else(crate::give_up, |()| ExitCode::SUCCESS)
         }
         ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => {
             crate::give_up(tips::unknown_word(refused_word(error).unwrap_or_default(), arguments))
@@ -643,7 +643,7 @@ pub fn report(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
             if let Some(variable) = variable_of(error).filter(|_| !was_typed(error, arguments)) {
                 text += &format!("\nfarpage:   it comes from {variable}: correct or unset it");
             }
-            crate::say::plainly(&text);
+            crate::text::say::plainly(&text);
             ExitCode::from(STATUS_FAILED)
         }
     }

@@ -4,31 +4,31 @@
 //! made and the program started, so an error comes before anything has happened.
 
 use crate::areas::{self, Area};
-use crate::beside::{self, Side};
-use crate::budget::{self, Behind, Budget, Limit, Roots};
-use crate::dormant::Dormants;
-use crate::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND};
-use crate::headroom::Headroom;
-use crate::kernel;
-use crate::machine::Machine;
-use crate::neighbours::{Holding, Neighbours};
-use crate::notices::{self, About, Watcher, Weight};
-use crate::numbers::iec;
-use crate::oom::{self, Witness};
+use crate::host::budget::{self, Behind, Budget, Limit, Roots};
+use crate::host::kernel;
+use crate::host::machine::Machine;
+use crate::host::neighbours::{Holding, Neighbours};
+use crate::host::oom::{self, Witness};
+use crate::host::sys::{self, Child, ChildState};
 use crate::options::{self, Disk, RunOptions, RunSettings, Standing};
-use crate::outside::{self, Outside};
-use crate::over_budget::OverBudget;
-use crate::preload;
 use crate::program;
-use crate::say;
-use crate::session::Shared;
-use crate::signals::{self, Unheeded};
-use crate::summary::{self, Run};
-use crate::sys::{self, Child, ChildState};
-use crate::tips;
-use crate::totals::{self, Totals};
-use farpage::session::{SESSION_ENV, Settings};
+use crate::program::preload;
+use crate::supervise::beside::{self, Side};
+use crate::supervise::dormant::Dormants;
+use crate::supervise::headroom::Headroom;
+use crate::supervise::notices::{self, About, Watcher, Weight};
+use crate::supervise::outside::{self, Outside};
+use crate::supervise::over_budget::OverBudget;
+use crate::supervise::session::Shared;
+use crate::supervise::signals::{self, Unheeded};
+use crate::supervise::summary::{self, Run};
+use crate::supervise::totals::{self, Totals};
+use crate::text::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND};
+use crate::text::numbers::iec;
+use crate::text::say;
+use crate::text::tips;
 use farpage_os::seccomp;
+use farpage_runtime::session::{SESSION_ENV, Settings};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -625,7 +625,7 @@ fn pass_on(exit: ChildState) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::STATUS_FAILED;
+    use crate::text::failure::STATUS_FAILED;
 
     #[test]
     fn program_that_does_not_start_has_status_cause_and_fix() {

@@ -5,17 +5,17 @@
 //! hold their records' locks.
 // UNSAFETY: tables of areas are read where the session says that they lie. The offsets were checked before.
 
-use crate::failure::Failure;
-use crate::numbers::iec;
+use crate::host::sys::{self, Access, SharedMemory};
 use crate::options::{Column, ShowOptions};
-use crate::say;
-use crate::session::{own_session, session_in, text};
-use crate::sys::{self, Access, SharedMemory};
-use crate::totals;
-use farpage::head::HeadCopy;
-use farpage::session::{AreaDescription, MAGIC, SESSION_ENV, Session};
+use crate::supervise::session::{own_session, session_in, text};
+use crate::supervise::totals;
+use crate::text::failure::Failure;
+use crate::text::numbers::iec;
+use crate::text::say;
 use farpage_core::config::AreaOrder;
 use farpage_core::units::{CLUSTER_SLOTS, PAGE_BYTES};
+use farpage_runtime::session::head::HeadCopy;
+use farpage_runtime::session::{AreaDescription, MAGIC, SESSION_ENV, Session};
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -326,7 +326,7 @@ fn as_json(view: &View, live: &[usize], rows: &[Row]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::session::{Shared, tests as sessions};
+    use crate::supervise::session::{Shared, tests as sessions};
 
     fn options(columns: &[Column]) -> ShowOptions {
         ShowOptions { pid: 1, columns: columns.into(), noheadings: false, bytes: false, json: false }

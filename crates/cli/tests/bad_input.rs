@@ -211,8 +211,7 @@ fn help_and_version_are_no_errors() {
     }
 }
 
-/// An area has room in a file of that size, but the memory shared with the program hasn't. doctor
-/// must say so.
+/// An area fits in a file of that size, but the memory shared with the program doesn't. doctor must say so.
 #[test]
 fn doctor_says_no_where_no_run_can_begin() {
     if !farpage::can_run() {

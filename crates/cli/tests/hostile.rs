@@ -4,10 +4,10 @@
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
 
-use ::farpage::head::SessionHead;
-use ::farpage::session::{PROCESSES_MAX, ProcessRecord, Session};
 use farpage::budgeted::{Job, MIB, Outcome, Under, able, compiled, descendants};
 use farpage::farpage;
+use farpage_runtime::session::head::SessionHead;
+use farpage_runtime::session::{PROCESSES_MAX, ProcessRecord, Session};
 use std::fs;
 use std::mem::offset_of;
 use std::time::{Duration, Instant};

@@ -152,7 +152,7 @@ fn discard_gives_room_on_the_disk_back_while_the_program_runs() {
         wait_until("the program's giving up", || running.place().join("gone").exists());
         if is_given_back {
             // Two empty clusters may be kept, and one is being filled.
-            wait_until("room on the disk", || on_disk() <= 8);
+            wait_until("free space on the disk", || on_disk() <= 8);
         } else {
             std::thread::sleep(Duration::from_millis(200));
             assert!(on_disk() >= 60, "nobody asked for it: {}", on_disk());

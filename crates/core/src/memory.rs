@@ -34,7 +34,7 @@ unsafe impl Zeroed for core::sync::atomic::AtomicU8 {}
 // SAFETY: bytes only.
 unsafe impl Zeroed for crate::units::PageBytes {}
 // SAFETY: a lock's word is zero while it is free; what it protects may be zeroed, and neither has a drop.
-unsafe impl<T: Zeroed> Zeroed for crate::sync::Lock<T> {}
+unsafe impl<T: Zeroed, const RANK: u8> Zeroed for crate::sync::Lock<T, RANK> {}
 
 // SAFETY: zero bytes are an object that was never stored, and no field has a drop.
 unsafe impl Zeroed for crate::zswap::pool::ObjectMeta {}

@@ -167,8 +167,8 @@ table! {
 }
 
 table! {
-    /// Kinds of fault whose latency is recorded. The latency of a fault begins when a handler begins with the
-    /// fault, and ends when the handler has woken the thread.
+    /// Kinds of fault whose latency is recorded. The latency of a fault begins when the serving thread begins
+    /// with the fault, and ends when the serving thread has woken the faulting thread.
     Latency {
         /// First touch.
         First = "first", "ns";

@@ -9,7 +9,8 @@
 //!
 //! | rank | lock | protects |
 //! |---|---|---|
-//! | 1 | `runtime::map_lock` | that the program's mappings and our table say the same; shared by faults and evictions, exclusive for changes |
+//! | 0 | `runtime::privileges::credentials` | the order that all engine threads follow |
+//! | 1 | `runtime::mappings::map_lock` | that the program's mappings and our table say the same; shared by faults and evictions, exclusive for changes |
 //! | 2 | a page's lock bit (`table::Entry`) | who may move this page |
 //! | 3 | `reclaim::Clock` | the hand, and whose turn it is |
 //! | 4 | `Pager::ranges` | which mappings we know, and what may be done with each |
@@ -21,7 +22,8 @@
 //! | 10 | queues of faults and of windows, counts of slots, dispositions of signals | themselves: nothing is taken under them |
 //!
 //! Take ranks in rising order only. A lock of rank 3 to 10 is held for a bounded number of instructions. No
-//! such lock is held across a system call, or while program memory is touched.
+//! such lock is held across a system call, or while program memory is touched. The simulator checks both
+//! ([`Witness`]). docs/internals/locks.md has the exceptions, and the locks of the runtime without a rank.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -62,6 +64,69 @@ fn parker() -> Option<&'static Parker> {
     unsafe { pointer.as_ref() }
 }
 
+/// The ranks of the engine's locks, outermost first: ten times the rank of the table above. Locks of one rank
+/// that nest have numbers one after the other.
+pub mod rank {
+    /// A change of credentials. Engine threads answer while it is held, so no thread holds another lock.
+    pub const CREDENTIALS: u8 = 0;
+    /// The clock's hand.
+    pub const CLOCK: u8 = 30;
+    /// The list of ranges.
+    pub const RANGES: u8 = 40;
+    /// The cache's frames.
+    pub const CACHE: u8 = 50;
+    /// The pool's objects.
+    pub const POOL: u8 = 60;
+    /// The leaves of the pool's index.
+    pub const INDEX: u8 = 61;
+    /// A CPU's slots: its hand, its cache, or what it has freed.
+    pub const CPU_SLOTS: u8 = 70;
+    /// What a CPU has freed, taken with the CPU's cache held.
+    pub const RETURNED_SLOTS: u8 = 71;
+    /// An area's lists.
+    pub const AREA: u8 = 72;
+    /// A cluster of an area.
+    pub const CLUSTER: u8 = 73;
+    /// The order of the areas. Never taken with an area's slots held.
+    pub const AREA_ORDER: u8 = 74;
+    /// The streams.
+    pub const STREAMS: u8 = 80;
+    /// The places for lines of a leaf's entries.
+    pub const LEAF: u8 = 90;
+    /// Locks under which no lock is taken: queues, counts of slots, dispositions of signals.
+    pub const LAST: u8 = 100;
+}
+
+/// Watches the order in which threads take locks. Only builds with debug assertions call the witness.
+pub struct Witness {
+    /// The thread is about to take a lock, and waits if the lock is held.
+    pub takes: fn(rank: u8),
+    /// The thread took a free lock. It would not have waited.
+    pub took: fn(rank: u8),
+    /// The thread gives a lock back.
+    pub gives_back: fn(rank: u8),
+}
+
+static WITNESS: AtomicPtr<Witness> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Installs who watches the order of locks.
+pub fn set_witness(witness: &'static Witness) {
+    // Ordering: Release pairs with the Acquire in `tell`.
+    WITNESS.store(core::ptr::from_ref(witness).cast_mut(), Ordering::Release);
+}
+
+/// Tells the witness, if there is one. Nothing of this remains in a build without debug assertions.
+fn tell(event: impl FnOnce(&Witness)) {
+    if cfg!(debug_assertions) {
+        // Ordering: Acquire pairs with the Release in `set_witness`.
+        let pointer = WITNESS.load(Ordering::Acquire);
+        // SAFETY: `pointer` is null, or came from the `&'static Witness` given to `set_witness`.
+        if let Some(witness) = unsafe { pointer.as_ref() } {
+            event(witness);
+        }
+    }
+}
+
 /// Waits until `word` may have changed from `expected`. Signal-safe.
 pub fn wait(word: &AtomicU32, expected: u32) {
     match parker() {
@@ -86,17 +151,18 @@ const CONTENDED: u32 = 2;
 /// wake cost several microseconds. A single look is enough for loom.
 const SPINS: u32 = if cfg!(all(test, loom)) { 1 } else { 64 };
 
-/// A mutual-exclusion lock around a value: one word, no poisoning (a panic ends the process).
-pub struct Lock<T> {
+/// A mutual-exclusion lock around a value: one word, no poisoning (a panic ends the process). Its rank
+/// ([`rank`]) is part of its type, for the [`Witness`].
+pub struct Lock<T, const RANK: u8> {
     state: atomic::AtomicU32,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: the value is reached only through a `Guard`, and `state` lets one guard exist at a time. So sharing
 // the lock only ever moves the value between threads, which needs `T: Send`.
-unsafe impl<T: Send> Sync for Lock<T> {}
+unsafe impl<T: Send, const RANK: u8> Sync for Lock<T, RANK> {}
 
-impl<T> Lock<T> {
+impl<T, const RANK: u8> Lock<T, RANK> {
     /// Returns a free lock.
     #[cfg(not(all(test, loom)))]
     pub const fn new(value: T) -> Self {
@@ -111,7 +177,8 @@ impl<T> Lock<T> {
 
     /// Takes the lock, and waits for it if it is held. Signal-safe in a thread whose asynchronous signals are
     /// blocked.
-    pub fn lock(&self) -> Guard<'_, T> {
+    pub fn lock(&self) -> Guard<'_, T, RANK> {
+        tell(|witness| (witness.takes)(RANK));
         // Ordering: Acquire pairs with the Release in `Guard::drop`.
         if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.lock_slow();
@@ -120,11 +187,14 @@ impl<T> Lock<T> {
     }
 
     /// Takes the lock if no thread holds it.
-    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+    pub fn try_lock(&self) -> Option<Guard<'_, T, RANK>> {
         // Ordering: Acquire as in `lock`.
         let taken = self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok();
         // A guard is made only if the lock was taken: dropping a guard gives the lock back.
-        if taken { Some(Guard { lock: self }) } else { None }
+        taken.then(|| {
+            tell(|witness| (witness.took)(RANK));
+            Guard { lock: self }
+        })
     }
 
     /// Frees the lock in a fork's child, where the thread that held it doesn't exist.
@@ -173,11 +243,11 @@ impl<T> Lock<T> {
 }
 
 /// Proof that a [`Lock`] is held. Dropping it gives the lock back.
-pub struct Guard<'a, T> {
-    lock: &'a Lock<T>,
+pub struct Guard<'a, T, const RANK: u8> {
+    lock: &'a Lock<T, RANK>,
 }
 
-impl<T> Deref for Guard<'_, T> {
+impl<T, const RANK: u8> Deref for Guard<'_, T, RANK> {
     type Target = T;
     fn deref(&self) -> &T {
         // SAFETY: this guard is the only one (see `Lock`), so nobody writes the value while it is read.
@@ -185,7 +255,7 @@ impl<T> Deref for Guard<'_, T> {
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T, const RANK: u8> DerefMut for Guard<'_, T, RANK> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this guard is the only one, and the caller holds it by `&mut`, so no other reference
         // exists.
@@ -193,12 +263,13 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-impl<T> Drop for Guard<'_, T> {
+impl<T, const RANK: u8> Drop for Guard<'_, T, RANK> {
     fn drop(&mut self) {
         // Ordering: Release publishes the writes made under the lock to the next Acquire.
         if self.lock.state.swap(FREE, Ordering::Release) == CONTENDED {
             self.lock.wake_one();
         }
+        tell(|witness| (witness.gives_back)(RANK));
     }
 }
 
@@ -209,7 +280,7 @@ mod tests {
 
     #[test]
     fn counts_of_many_threads_add_up() {
-        let lock = Arc::new(Lock::new(0_u64));
+        let lock = Arc::new(Lock::<_, { rank::LAST }>::new(0_u64));
         let threads: Vec<_> = (0..4)
             .map(|_| {
                 let lock = Arc::clone(&lock);
@@ -222,7 +293,7 @@ mod tests {
 
     #[test]
     fn lock_that_is_held_is_not_taken() {
-        let lock = Lock::new(0);
+        let lock = Lock::<_, { rank::LAST }>::new(0);
         let guard = lock.try_lock();
         assert!(guard.is_some() && lock.try_lock().is_none() && lock.try_lock().is_none());
         drop(guard);
@@ -242,8 +313,8 @@ mod loomed {
     #[test]
     fn loom_who_holds_the_lock_is_alone_and_sees_what_the_last_one_did() {
         loom::model(|| {
-            let lock = Arc::new(Lock::new(Cell::new(0)));
-            let add = |lock: &Lock<Cell<u32>>| {
+            let lock = Arc::new(Lock::<_, { rank::LAST }>::new(Cell::new(0)));
+            let add = |lock: &Lock<Cell<u32>, { rank::LAST }>| {
                 let value = lock.lock();
                 value.set(value.get() + 1);
             };

@@ -347,12 +347,13 @@ impl Pipe {
 
     /// Gives up the pipe's references to `bytes` bytes.
     fn empty(&self, bytes: usize) {
-        let mut scratch = PageBytes::ZERO;
-        for _ in 0..bytes.div_ceil(PAGE_BYTES) {
-            let arguments =
-                [self.reader.as_raw_fd() as usize, (&raw mut scratch) as usize, PAGE_BYTES, 0, 0, 0];
-            // SAFETY: the kernel writes at most one page, to `scratch`, which is one page.
-            unsafe { sys::call(raw::__NR_read as usize, arguments) };
+        let (mut scratch, mut left) = (PageBytes::ZERO, bytes);
+        while left > 0 {
+            let part = left.min(PAGE_BYTES);
+            // A page left in the pipe would be taken for the first page of the next copy.
+            // SAFETY: `scratch` has the bytes of a page, and `part` is no more.
+            unsafe { self.copy_out(part, (&raw mut scratch).cast()) };
+            left -= part;
         }
     }
 }
@@ -366,13 +367,14 @@ impl Pipe {
 /// pages' copies.
 unsafe fn keep_replaced(pages: PageRange, frames: *mut PageBytes) {
     for (at, page) in pages.iter().enumerate() {
-        // SAFETY: pages and copies are the caller's promise, and both are aligned to pages. Threads of the
-        // program may write their pages meanwhile.
-        let differs = |word: &usize| unsafe {
+        // SAFETY: pages and copies are the caller's promise, and both are aligned to pages. `at` is below the
+        // number of pages, and `word` below the number of words of a page. Threads of the program may write
+        // their pages meanwhile.
+        let differs = |word: usize| unsafe {
             let copy: *const u64 = frames.add(at).cast();
-            (page.address() as *const u64).add(*word).read_volatile() != copy.add(*word).read()
+            (page.address() as *const u64).add(word).read_volatile() != copy.add(word).read()
         };
-        if (0..PAGE_BYTES / size_of::<u64>()).any(|word| differs(&word)) {
+        if (0..PAGE_BYTES / size_of::<u64>()).any(differs) {
             // SAFETY: the program may write the page, by the caller's promise.
             let is_kept = unsafe { keep(page) };
             assert!(is_kept, "a page that was written while it was copied can be written");

@@ -14,7 +14,7 @@ use crate::{Fault, InstallError, Outgoing, Pages};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farpage_core::cache::Backing;
 use farpage_core::pager::Access;
-use farpage_core::sync::Lock;
+use farpage_core::sync::{Lock, rank};
 use farpage_core::units::{PageBytes, PageIndex, PageRange};
 use farpage_os::futex;
 use farpage_os::memory::Stretch;
@@ -82,13 +82,13 @@ struct Bucket {
 
 /// The queue between threads of the program and engine threads.
 pub struct Handover {
-    ring: Lock<Ring>,
+    ring: Lock<Ring, { rank::LAST }>,
     /// Changes with each fault that is handed over.
     bell: AtomicU32,
     /// Count of engine threads that sleep until `bell` changes.
     idle: AtomicU32,
     /// Changes when faults were taken out of a full ring.
-    room: AtomicU32,
+    freed: AtomicU32,
     buckets: [Bucket; BUCKETS],
     /// Whether no thread takes faults up any more.
     is_closed: AtomicBool,
@@ -108,7 +108,7 @@ impl Handover {
             ring: Lock::new(Ring { faults: [nothing; WAITING_MAX], first: 0, count: 0 }),
             bell: AtomicU32::new(0),
             idle: AtomicU32::new(0),
-            room: AtomicU32::new(0),
+            freed: AtomicU32::new(0),
             buckets: [const { Bucket { turn: AtomicU32::new(0), sleepers: AtomicU32::new(0) } }; BUCKETS],
             is_closed: AtomicBool::new(false),
         }
@@ -151,7 +151,7 @@ impl Handover {
 
     fn hand_over(&self, fault: Fault) {
         loop {
-            let room = self.room.load(Ordering::SeqCst);
+            let freed = self.freed.load(Ordering::SeqCst);
             {
                 let mut ring = self.ring.lock();
                 if ring.count < WAITING_MAX {
@@ -164,7 +164,7 @@ impl Handover {
             if self.is_closed() {
                 return;
             }
-            futex::wait(&self.room, room);
+            futex::wait(&self.freed, freed);
         }
         self.ring();
     }
@@ -184,8 +184,8 @@ impl Handover {
             bucket.turn.fetch_add(1, Ordering::SeqCst);
             futex::wake(&bucket.turn, u32::MAX >> 1);
         }
-        self.room.fetch_add(1, Ordering::SeqCst);
-        futex::wake(&self.room, u32::MAX >> 1);
+        self.freed.fetch_add(1, Ordering::SeqCst);
+        futex::wake(&self.freed, u32::MAX >> 1);
     }
 
     /// Makes every engine thread that waits for faults look for other work.
@@ -244,8 +244,8 @@ impl Handover {
         if was_full {
             // Ordering: SeqCst. A thread that found no free place has read the number before, and doesn't
             // sleep on an old one.
-            self.room.fetch_add(1, Ordering::SeqCst);
-            futex::wake(&self.room, u32::MAX >> 1);
+            self.freed.fetch_add(1, Ordering::SeqCst);
+            futex::wake(&self.freed, u32::MAX >> 1);
         }
         count
     }

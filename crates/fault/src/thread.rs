@@ -1,6 +1,6 @@
 //! `thread` mode: faults as messages, read by engine threads.
 //!
-//! Every handler thread waits on the same descriptor and is pinned to a CPU of its own. The kernel wakes all
+//! Every handler thread waits on the same descriptor and is bound to a CPU of its own. The kernel wakes all
 //! of them. The one on the faulting thread's CPU runs first, because the faulting thread has just gone to
 //! sleep there. Waiting until another CPU wakes up would take many times as long.
 
@@ -14,11 +14,12 @@ use rustix::fd::AsRawFd;
 use rustix::io::Errno;
 use rustix::time::Timespec;
 
-/// Most faults that a handler has at once.
+/// Most faults that a handler thread has at once.
 pub const FAULTS_MAX: usize = 16;
 
-/// Faults that a handler reads at once. No other thread serves the faults that a handler has read, and the
-/// handler may have to wait for a disk. With 16 the p99 latency of a touch was 1.3 times as long.
+/// Faults that a handler thread reads at once. No other thread serves the faults that a handler thread has
+/// read, and the handler thread may have to wait for a disk. With 16 the p99 latency of a touch was 1.3 times
+/// as long.
 const FAULTS_READ: usize = 2;
 
 /// Bound of the descriptor numbers that select(2) is asked about. The number of a userfaultfd is low, because

@@ -41,7 +41,6 @@ static ZERO_PAGES: [PageBytes; ZEROS] = [PageBytes::ZERO; ZEROS];
 const STRETCHES_MAX: usize = 64;
 
 const MADV_POPULATE_WRITE: u32 = 23;
-const ENOMEM: i32 = 12;
 /// Tries to look at a frame while the system has no memory, not even for a page table, and the time between
 /// two tries. The map lock is held meanwhile, and threads that change the program's maps wait.
 const MEMORY_TRIES: u32 = 10_000;
@@ -73,7 +72,7 @@ fn page_of(frame: *mut PageBytes) -> PageIndex {
 const fn install_error(trouble: Trouble) -> InstallError {
     match trouble {
         Trouble::Present => InstallError::Present,
-        Trouble::Other(Errno(ENOMEM)) => InstallError::NoMemory,
+        Trouble::Other(Errno::ENOMEM) => InstallError::NoMemory,
         _ => InstallError::Unmapped,
     }
 }
@@ -207,7 +206,7 @@ impl<'u> ByMove<'u> {
                 }
                 Err(Trouble::Present) => return true,
                 // Giving up without an answer could lose a page that is in the frame.
-                Err(Trouble::Other(Errno(ENOMEM))) => farpage_os::clock::sleep_ns(MEMORY_TRY_NS),
+                Err(Trouble::Other(Errno::ENOMEM)) => farpage_os::clock::sleep_ns(MEMORY_TRY_NS),
                 // The descriptor is no longer our userfaultfd, so most likely the move wasn't made either. If
                 // it was made, the page is in memory, unless the host has swapped it out within these
                 // microseconds.
@@ -431,6 +430,8 @@ impl<'u> ByCopy<'u> {
     fn take_present(&self, lazy: &Lazy, run: &mut [Outgoing]) {
         let claim = lazy.claim();
         let pages_max = claim.as_ref().map_or(run.len(), Claim::pages_max);
+        // Without a pipe nothing is known of the pages. They stay, and are tried again.
+        let is_tried = claim.is_some();
         let is_there = |page: &Outgoing| page.taken == Taken::Yes;
         for run in run.chunk_by_mut(|one, next| is_there(one) == is_there(next)) {
             if !is_there(&run[0]) {
@@ -445,7 +446,16 @@ impl<'u> ByCopy<'u> {
                 });
                 let left = self.present(pages).expect("our own pagemap can be read");
                 let is_left = |(at, _): &(usize, &mut Outgoing)| left & 1 << at != 0;
-                let leave = |(_, page)| self.leave(page, copied.is_some());
+                let leave = |(_, page): (usize, &mut Outgoing)| {
+                    self.leave(page, copied.is_some());
+                    page.is_shared &= is_tried;
+                };
+                if copied.is_none() {
+                    // No frame has the bytes of a page that the kernel has dropped meanwhile. The program had
+                    // freed such a page.
+                    let is_gone = |at: &usize| left & 1 << at == 0;
+                    (0..run.len()).filter(is_gone).for_each(|at| run[at].taken = Taken::Gone);
+                }
                 run.iter_mut().enumerate().filter(is_left).for_each(leave);
             }
         }
@@ -467,7 +477,8 @@ impl<'u> ByCopy<'u> {
             }
         }
         if is_protected {
-            self.uffd.protect(alone, false).unwrap_or_default();
+            // This fails only if the mapping is gone, and the page with it.
+            let _ = self.uffd.protect(alone, false);
         }
         // SAFETY: the caller of `take` names only pages that the program may write. No protection of
         // Farpage's is left.

@@ -1,21 +1,20 @@
-//! Fuzz targets. Each target drives one structure with the bytes of an input, beside the simplest model of
-//! the structure. After each step the target compares all visible state, and panics if the two differ. The
-//! target ends when the bytes are used up.
+//! Fuzz targets. Each target drives one structure with the bytes of an input, and panics if the structure
+//! breaks a rule or differs from a simple model. The target ends when the bytes are used up.
 //!
-//! The bytes come from three sources. `make test` runs fixed seeds. `make fuzz` runs libFuzzer, in the
-//! top-level directory `fuzz/`, which looks for bytes that reach new code. `cargo run -p farpage-fuzz -- NAME
-//! FILE` runs files that a fuzzer left.
+//! `make test` runs fixed seeds. `make fuzz` runs libFuzzer (`fuzz/`), which looks for bytes that reach new
+//! code. `cargo run -p farpage-fuzz -- NAME FILE` runs files that a fuzzer left.
 //!
-//! The first byte of an input switches kinds of operations off, so that a rare state isn't always undone at
-//! once. The limits are tiny, so that inputs reach them.
+//! Most targets take the input's first byte as a set of operations that are switched off. Otherwise a rare
+//! state would always be undone at once. The limits are tiny, so that inputs reach them.
 // UNSAFETY: the targets hand memory to structures that never allocate.
 
 mod codec;
 mod extents;
 mod filter;
-#[path = "../../cli/src/header.rs"]
 // The file is included by path, because the command line is a program and can't be a dependency.
+#[path = "../../cli/src/areas/header.rs"]
 mod header;
+mod header_target;
 mod index;
 mod order;
 mod pool;
@@ -38,7 +37,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "codec", run: codec::run },
     Target { name: "extents", run: extents::run },
     Target { name: "filter", run: filter::run },
-    Target { name: "header", run: parse_header },
+    Target { name: "header", run: header_target::run },
     Target { name: "index", run: index::run },
     Target { name: "order", run: order::run },
     Target { name: "pool", run: pool::run },
@@ -120,40 +119,5 @@ impl Memory {
         // SAFETY: `new` zeroed the memory, which has this size. The assertion shows that it is handed out for
         // the first time. The region borrows it.
         unsafe { Region::new(self.words.as_mut_ptr().cast(), self.words.len() * 8) }
-    }
-}
-
-/// Checks that an accepted header obeys the rules of `mkswap`, and that no bytes make the parser panic.
-fn parse_header(input: &mut Input) {
-    let mut page = [0; farpage_core::units::PAGE_BYTES];
-    // Few bytes of the page matter, so most inputs are a valid header with some bytes changed.
-    let is_plausible = input.byte() & 7 != 0;
-    if is_plausible {
-        page[1024] = 1;
-        page[1028..1032].copy_from_slice(&input.word().to_le_bytes());
-        page[4086..].copy_from_slice(b"SWAPSPACE2");
-        page[1032..1034].copy_from_slice(&[input.byte(), input.byte() & 3]);
-        // The list of bad pages, then single bytes anywhere.
-        let count = input.below(24);
-        (1536..1536 + 4 * count).for_each(|at| page[at] = if at % 4 < 2 { input.byte() } else { 0 });
-        while !input.is_over() {
-            page[input.below(4096)] = input.byte();
-        }
-    } else {
-        let rest = input.rest();
-        let length = rest.len().min(page.len());
-        page[..length].copy_from_slice(&rest[..length]);
-    }
-    match header::parse(&page) {
-        Ok(header) => {
-            assert!(header.last_page >= header::SLOTS_MIN - 1);
-            assert!(header.bad_pages.is_sorted() && header.bad_pages.len() <= 637);
-            assert!(header.bad_pages.iter().all(|&bad| bad != 0 && bad <= header.last_page));
-            assert!((header.bad_pages.len() as u64) < u64::from(header.last_page));
-        }
-        Err(error) => {
-            assert!(!error.to_string().is_empty());
-            assert_eq!(error.is_damage(), page[4086..] == *b"SWAPSPACE2", "{error}");
-        }
     }
 }

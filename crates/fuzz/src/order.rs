@@ -2,8 +2,8 @@
 //! it.
 
 use crate::Input;
-use farpage_core::areas::Took;
-use farpage_core::areas::order::{AreaSet, Order, Place};
+use farpage_core::areas::RequestTime;
+use farpage_core::areas::order::{AreaSet, Order, Placement};
 use farpage_core::config::AreaOrder;
 use farpage_core::units::{AREAS_MAX, AreaId, NodeId};
 
@@ -15,7 +15,7 @@ struct Plain {
     /// `None` for an automatic priority.
     priority: Option<i32>,
     node: Option<NodeId>,
-    has_room: bool,
+    has_free_space: bool,
     is_leaving: bool,
 }
 
@@ -78,18 +78,21 @@ pub fn run(input: &mut Input) {
                 }
             }
             (Some(3), Some(plain)) => {
-                plain.has_room = false;
+                plain.has_free_space = false;
                 order.full(area);
             }
             (Some(4), Some(plain)) => {
-                plain.has_room = true;
+                plain.has_free_space = true;
                 order.back(area);
             }
             (Some(5), _) => match in_flight.pop() {
                 Some(area) => {
                     order.finished(area);
                     let ns = u64::from(input.word());
-                    order.note_latency(area, if ns % 2 == 0 { Took::Exactly(ns) } else { Took::AtMost(ns) });
+                    order.note_latency(
+                        area,
+                        if ns % 2 == 0 { RequestTime::Exactly(ns) } else { RequestTime::AtMost(ns) },
+                    );
                 }
                 None => order.note_used(area, u64::from(input.byte()), 255),
             },
@@ -103,7 +106,7 @@ pub fn run(input: &mut Input) {
 fn put_on(input: &mut Input, order: &mut Order, model: &mut Model, area: AreaId) {
     let priority = (input.byte() < 80).then(|| input.below(4) as i32);
     let node = (input.byte() < 160).then(|| NodeId(input.below(NODES) as u8));
-    let mut place = Place::default();
+    let mut place = Placement::default();
     if let Some(node) = node {
         place = place.at(node, |_| None);
     }
@@ -111,7 +114,7 @@ fn put_on(input: &mut Input, order: &mut Order, model: &mut Model, area: AreaId)
         place = place.with_priority(priority);
     }
     order.on(area, place);
-    model.areas.push(Plain { area, priority, node, has_room: true, is_leaving: false });
+    model.areas.push(Plain { area, priority, node, has_free_space: true, is_leaving: false });
 }
 
 /// Checks a choice. The chosen area is the first that wasn't tried; by cost it may be another automatic area.
@@ -125,7 +128,7 @@ fn choose(input: &mut Input, order: &mut Order, policy: AreaOrder) -> Option<Are
     let chosen = order.choose(node, tried);
     assert_eq!(chosen.is_some(), first.is_some());
     let (chosen, (first, first_key)) = (chosen?, *first?);
-    let key = before.iter().find(|(area, _)| *area == chosen).expect("it has room").1;
+    let key = before.iter().find(|(area, _)| *area == chosen).expect("it has free space").1;
     assert!(!tried.contains(chosen));
     assert!(chosen == first || policy == AreaOrder::Weighted && key == first_key && key == 1);
     let mut expected = before;
@@ -143,7 +146,7 @@ fn agree(order: &Order, model: &Model) {
     }
     for node in (0..NODES).map(|node| NodeId(node as u8)) {
         let found: Vec<(AreaId, i32)> = order.of_node(node).collect();
-        let expected = model.areas.iter().filter(|plain| plain.has_room && !plain.is_leaving);
+        let expected = model.areas.iter().filter(|plain| plain.has_free_space && !plain.is_leaving);
         assert_eq!(found.len(), expected.clone().count());
         for plain in expected {
             assert!(found.contains(&(plain.area, model.key(plain, node))), "area {}", plain.area.0);

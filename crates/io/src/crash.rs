@@ -10,7 +10,7 @@
 //! UNSAFETY: forwards `submit`, whose contract is about addresses, and reads pages to tear them.
 
 use crate::random::Random;
-use crate::table::Places;
+use crate::table::PlaceSet;
 use crate::{Backend, Busy, Completion, DEPTH, IoError, Op, Request, SEGMENTS_MAX, Segment, Wait};
 use farpage_core::units::{PAGE_BYTES, PageBytes};
 
@@ -43,9 +43,9 @@ pub struct Crash<B> {
     random: Random,
     requests: u64,
     crashed: bool,
-    taken: Places,
+    taken: PlaceSet,
     /// Taken requests that fail, because the device was lost while they were in flight or before.
-    failed: Places,
+    failed: PlaceSet,
     table: [Pending; DEPTH],
     /// The old page, to be mixed with the new one.
     scratch: PageBytes,
@@ -63,8 +63,8 @@ impl<B: Backend> Crash<B> {
             random: Random::new(plan.seed),
             requests: 0,
             crashed: false,
-            taken: Places::NONE,
-            failed: Places::NONE,
+            taken: PlaceSet::NONE,
+            failed: PlaceSet::NONE,
             table: [vacant; DEPTH],
             scratch: PageBytes::ZERO,
         }

@@ -19,7 +19,7 @@
 //! UNSAFETY: forwards `submit`, whose contract is about addresses, and damages the bytes that were read.
 
 use crate::random::Random;
-use crate::table::Places;
+use crate::table::PlaceSet;
 use crate::{Backend, Busy, Completion, DEPTH, IoError, Op, Request, Segment, Wait};
 use farpage_core::units::PAGE_BYTES;
 
@@ -101,7 +101,7 @@ enum Fate {
 
 /// A request that was taken.
 #[derive(Clone, Copy)]
-struct Taken {
+struct Accepted {
     token: u64,
     /// Reported in place of the inner back end's result.
     error: Option<IoError>,
@@ -119,16 +119,16 @@ pub struct Faulty<B> {
     counts: FaultCounts,
     reads: u64,
     writes: u64,
-    places: Places,
-    /// Places whose request the inner back end doesn't have.
-    over: Places,
-    table: [Taken; DEPTH],
+    places: PlaceSet,
+    /// PlaceSet whose request the inner back end doesn't have.
+    over: PlaceSet,
+    table: [Accepted; DEPTH],
 }
 
 impl<B: Backend> Faulty<B> {
     /// Makes a decorator that brings about faults from the first request on.
     pub fn new(inner: B, plan: FaultPlan) -> Self {
-        let vacant = Taken { token: 0, error: None, over: None, flip: None };
+        let vacant = Accepted { token: 0, error: None, over: None, flip: None };
         Faulty {
             inner,
             plan,
@@ -136,8 +136,8 @@ impl<B: Backend> Faulty<B> {
             counts: FaultCounts::default(),
             reads: 0,
             writes: 0,
-            places: Places::NONE,
-            over: Places::NONE,
+            places: PlaceSet::NONE,
+            over: PlaceSet::NONE,
             table: [vacant; DEPTH],
         }
     }
@@ -210,7 +210,7 @@ impl<B: Backend> Faulty<B> {
         {
             self.over.remove(place);
             self.places.remove(place);
-            let Taken { token, over, .. } = self.table[place];
+            let Accepted { token, over, .. } = self.table[place];
             out[count] = Completion { token, result: over.unwrap_or(Ok(())) };
             count += 1;
         }
@@ -221,7 +221,7 @@ impl<B: Backend> Faulty<B> {
     fn translate(&mut self, completion: &mut Completion) {
         let place = completion.token as usize;
         self.places.remove(place);
-        let Taken { token, error, flip, .. } = self.table[place];
+        let Accepted { token, error, flip, .. } = self.table[place];
         completion.token = token;
         if let Some(error) = error {
             completion.result = Err(error);
@@ -252,7 +252,7 @@ impl<B: Backend> Backend for Faulty<B> {
         let fate = self.draw(&mut random, request);
         let error = self.error_of(request.op);
 
-        let mut taken = Taken { token: request.token, error: None, over: None, flip: None };
+        let mut taken = Accepted { token: request.token, error: None, over: None, flip: None };
         let mut inner = Request { token: place as u64, ..*request };
         match fate {
             Fate::Sound => {}

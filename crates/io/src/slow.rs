@@ -9,7 +9,7 @@
 //! UNSAFETY: forwards `submit`, whose contract is about addresses.
 
 use crate::random::Random;
-use crate::table::Places;
+use crate::table::PlaceSet;
 use crate::{Backend, Busy, Completion, DEPTH, IoError, Request, Wait};
 
 /// How late completions are, in ticks of the user's clock.
@@ -38,7 +38,7 @@ pub struct Slow<B> {
     plan: SlowPlan,
     random: Random,
     now: u64,
-    taken: Places,
+    taken: PlaceSet,
     held: [Held; DEPTH],
 }
 
@@ -47,7 +47,7 @@ impl<B: Backend> Slow<B> {
     pub fn new(inner: B, plan: SlowPlan) -> Self {
         assert!(plan.latency_ticks_min <= plan.latency_ticks_max);
         let held = [Held { token: 0, due: 0, result: None }; DEPTH];
-        Slow { inner, plan, random: Random::new(plan.seed), now: 0, taken: Places::NONE, held }
+        Slow { inner, plan, random: Random::new(plan.seed), now: 0, taken: PlaceSet::NONE, held }
     }
 
     /// Lets time pass.

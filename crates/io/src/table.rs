@@ -44,13 +44,13 @@ impl Finished {
 
 /// The set of taken places among the `DEPTH` places of a table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Places(u64);
+pub(crate) struct PlaceSet(u64);
 
 // One bit per place.
 const _: () = assert!(DEPTH == u64::BITS as usize);
 
-impl Places {
-    pub(crate) const NONE: Places = Places(0);
+impl PlaceSet {
+    pub(crate) const NONE: PlaceSet = PlaceSet(0);
 
     pub(crate) const fn count(self) -> usize {
         self.0.count_ones() as usize
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn full_places_are_busy() {
-        let mut places = Places::NONE;
+        let mut places = PlaceSet::NONE;
         for place in 0..DEPTH {
             assert_eq!(places.vacant_below(DEPTH), Ok(place));
             places.insert(place);

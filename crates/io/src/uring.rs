@@ -19,7 +19,7 @@
 //! UNSAFETY: the rings are memory shared with the kernel, and no safe wrapper exists without an allocator.
 
 use crate::error::{SetupError, SetupStep};
-use crate::table::Places;
+use crate::table::PlaceSet;
 use crate::transfer::{Transfer, Verdict};
 use crate::{Backend, Busy, Completion, DEPTH, IoError, Op, Request, SEGMENTS_MAX, Wait};
 use core::ffi::c_void;
@@ -89,10 +89,10 @@ pub struct Uring {
     sq_tail: u32,
     /// Requests that can be in flight: `1..=DEPTH`.
     depth: usize,
-    /// Places in use.
-    taken: Places,
+    /// PlaceSet in use.
+    taken: PlaceSet,
     /// Taken places whose request is over because the kernel refused to take it.
-    failed: Places,
+    failed: PlaceSet,
     /// Refusals of `io_uring_enter` in a row.
     refusals: u32,
     /// Whether the kernel can limit a wait's time (5.11).
@@ -163,8 +163,8 @@ impl Uring {
             table,
             sq_tail: 0,
             depth: depth as usize,
-            taken: Places::NONE,
-            failed: Places::NONE,
+            taken: PlaceSet::NONE,
+            failed: PlaceSet::NONE,
             refusals: 0,
             waits_for_a_time: params.features.contains(IoringFeatureFlags::EXT_ARG),
             is_rousing: false,
@@ -229,11 +229,11 @@ impl Uring {
         entry.addr_or_splice_off_in.addr = io_uring_ptr::new(rest.as_mut_ptr().cast::<c_void>());
         entry.len.len = rest.len() as u32;
 
-        // Invariant 2: the queue has room, because this place has no other entry in it.
+        // Invariant 2: the queue is not full, because this place has no other entry in it.
         self.put(entry);
     }
 
-    /// Puts an entry into the queue, which must have room.
+    /// Puts an entry into the queue, which must not be full.
     fn put(&mut self, entry: io_uring_sqe) {
         assert!(self.queued() <= self.sq.mask);
         let position = (self.sq_tail & self.sq.mask) as usize;
@@ -310,7 +310,7 @@ impl Uring {
         let _ = unsafe { io_uring_enter(&self.ring, 1, 0, IoringEnterFlags::default()) };
         self.is_rousing = self.queued() == 0;
         if !self.is_rousing {
-            // The kernel hasn't taken the entry, which would be one more than the queue has room for.
+            // The kernel hasn't taken the entry, which would be one more than the queue can hold.
             self.sq_tail = self.sq_tail.wrapping_sub(1);
             // Ordering: Release as in `put`.
             self.rings.word(self.sq.tail).store(self.sq_tail, Ordering::Release);
@@ -579,8 +579,8 @@ mod tests {
     #[test]
     fn rousing_disturbs_nobody() {
         let scratch = Scratch::new(DEPTH);
-        let Some(mut uring) = uring_or_skip(scratch.fd(), DEPTH as u32) else { return };
         let mut pages = pages_of(DEPTH, 7);
+        let Some(mut uring) = uring_or_skip(scratch.fd(), DEPTH as u32) else { return };
         for round in 0..3 {
             uring.rouse();
             uring.rouse();
@@ -593,7 +593,7 @@ mod tests {
             }
             assert_eq!(uring.queued(), DEPTH as u32);
             uring.rouse();
-            assert_eq!(uring.queued(), DEPTH as u32, "there was no room");
+            assert_eq!(uring.queued(), DEPTH as u32, "the queue was full");
             if round == 1 {
                 uring.flush();
                 uring.rouse();
@@ -615,8 +615,8 @@ mod tests {
     #[test]
     fn drop_with_requests_in_flight_waits_for_them() {
         let scratch = Scratch::new(64);
-        let Some(mut uring) = uring_or_skip(scratch.fd(), 64) else { return };
         let mut pages = pages_of(64, 5);
+        let Some(mut uring) = uring_or_skip(scratch.fd(), 64) else { return };
         for (index, page) in pages.iter_mut().enumerate() {
             let segments = [Segment { base: page.0.as_mut_ptr() }];
             let offset = (index * PAGE_BYTES) as u64;
@@ -638,8 +638,8 @@ mod tests {
     #[test]
     fn rest_of_a_short_write_goes_where_it_belongs() {
         let scratch = Scratch::new(8);
-        let Some(mut uring) = uring_or_skip(scratch.fd(), 8) else { return };
         let mut pages = pages_of(3, 1);
+        let Some(mut uring) = uring_or_skip(scratch.fd(), 8) else { return };
         let segments: Vec<Segment> =
             pages.iter_mut().map(|page| Segment { base: page.0.as_mut_ptr() }).collect();
         let request = Request { op: Op::Write, offset: 4 * 4096, segments: &segments, token: 9 };
@@ -664,8 +664,8 @@ mod tests {
     #[test]
     fn ring_that_is_closed_by_the_program_fails_requests_and_doesnt_hang() {
         let scratch = Scratch::new(4);
-        let Some(mut uring) = uring_or_skip(scratch.fd(), 8) else { return };
         let mut pages = [page_of(1), page_of(2)];
+        let Some(mut uring) = uring_or_skip(scratch.fd(), 8) else { return };
         let [segment, unflushed] = pages.each_mut().map(|page| Segment { base: page.0.as_mut_ptr() });
         let request = Request { op: Op::Write, offset: 0, segments: &[segment], token: 1 };
         // SAFETY: `pages` outlives the ring and no code writes it.

@@ -12,7 +12,6 @@ use crate::memory;
 use crate::sys::{self, Errno, check, number};
 use core::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use farpage_core::units::PAGE_BYTES;
-use linux_raw_sys::errno::EIO;
 use linux_raw_sys::general::{MREMAP_FIXED, MREMAP_MAYMOVE};
 use rustix::fd::{AsRawFd, BorrowedFd};
 
@@ -113,7 +112,7 @@ impl Aio {
         })?;
         // The kernel accepts the read, or returns an error.
         if begun != 1 {
-            return Err(Errno(EIO as i32));
+            return Err(Errno::EIO);
         }
         self.is_reading = true;
         Ok(())
@@ -191,7 +190,7 @@ fn moved_away(context: usize) -> Result<Aio, Errno> {
         && ring.incompatible.load(Ordering::Relaxed) == 0
         && ring.header_bytes.load(Ordering::Relaxed) as usize == size_of::<Ring>();
     if !is_known || entries < 2 {
-        return Err(Errno(EIO as i32));
+        return Err(Errno::EIO);
     }
     let bytes = (size_of::<Ring>() + entries as usize * size_of::<Event>()).next_multiple_of(PAGE_BYTES);
     // SAFETY: the range is the ring's mapping, which a child has no use for.
@@ -267,7 +266,7 @@ mod tests {
         begin(&mut aio, &file, 2, buffer).unwrap();
         assert_eq!(aio.wait(), Ok(0));
         let only_written = rustix::fs::open("/dev/null", OFlags::WRONLY, Mode::empty()).unwrap();
-        assert_eq!(begin(&mut aio, &only_written, 0, buffer), Err(Errno(linux_raw_sys::errno::EBADF as i32)));
+        assert_eq!(begin(&mut aio, &only_written, 0, buffer), Err(Errno::EBADF));
         begin(&mut aio, &file, 1, buffer).unwrap();
         assert_eq!(aio.wait(), Ok(PAGE_BYTES));
         assert!(is_full_of(buffer, 1));

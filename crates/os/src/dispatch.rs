@@ -15,6 +15,7 @@
 //! runs the function of [`set_born`] first.
 // UNSAFETY: a system call of the program is taken apart and put together again.
 
+use crate::errno::returned;
 use crate::signal::{Context, Register};
 use crate::sys::{self, Errno, number};
 use core::arch::naked_asm;
@@ -87,7 +88,7 @@ const ARGUMENTS: [Register; 6] =
 /// Returns the program's stack pointer at a call that a signal has just ended (EINTR); none if the thread is
 /// anywhere else.
 pub fn ended_call(context: &Context) -> Option<usize> {
-    const EINTR: usize = -(linux_raw_sys::errno::EINTR as isize) as usize;
+    const EINTR: usize = returned::EINTR as usize;
     let behind_call = make_and_return as *const () as usize + Context::CALL_BYTES;
     let is_there = context.register(Register::Rip) == behind_call && context.register(Register::Rax) == EINTR;
     is_there.then(|| context.register(Register::Rsp) + PLANTED)
@@ -109,11 +110,11 @@ pub struct Making<'a> {
     /// the call makes none. If the new thread can't be made, the first half-word at this address is set to 0.
     pub newborn: usize,
     /// Memory that stays as it is until the call has returned.
-    pub room: &'a mut [usize; ROOM_WORDS],
+    pub scratch: &'a mut [usize; SCRATCH_WORDS],
 }
 
 /// Words of scratch memory that one call may need.
-pub const ROOM_WORDS: usize = 16;
+pub const SCRATCH_WORDS: usize = 16;
 
 /// Bit in the word that a child is given if it has a copy of its maker's memory. The other bits name its
 /// maker.
@@ -232,7 +233,7 @@ impl Call {
                 // served. The call's arguments are readable, as above, and name that stack.
                 unsafe {
                     frame.plant(end - PLANTED);
-                    made.begin_below(end - PLANTED, making.room);
+                    made.begin_below(end - PLANTED, making.scratch);
                 }
             }
             Some(Birth::Elsewhere { end, waits }) => {
@@ -242,7 +243,7 @@ impl Call {
                 // are served. The call's arguments are readable, as above, and name that stack.
                 unsafe {
                     Frame { newborn, done: NOBODY.as_ptr() as usize, ..frame }.plant(end - PLANTED);
-                    made.begin_below(end - PLANTED, making.room);
+                    made.begin_below(end - PLANTED, making.scratch);
                 }
             }
             _ => {}
@@ -268,7 +269,7 @@ impl Call {
     ///
     /// # Safety
     /// As for [`Call::make`], with a stack named in the arguments.
-    unsafe fn begin_below(&mut self, start: usize, room: &mut [usize; ROOM_WORDS]) {
+    unsafe fn begin_below(&mut self, start: usize, scratch: &mut [usize; SCRATCH_WORDS]) {
         if self.number == number::CLONE {
             self.arguments[1] = start;
             return;
@@ -276,10 +277,10 @@ impl Call {
         // The program's own arguments stay as they are. Arguments that this code doesn't know are passed on
         // as far as the scratch memory holds them.
         let [arguments, bytes, ..] = self.arguments;
-        let bytes = bytes.min(size_of_val(room));
-        let copy = room.as_mut_ptr().cast::<CloneArguments>();
+        let bytes = bytes.min(size_of_val(scratch));
+        let copy = scratch.as_mut_ptr().cast::<CloneArguments>();
         // SAFETY: the arguments are readable, by the caller's promise. `birth` has seen that they hold at
-        // least the known fields, and `room` holds `bytes` bytes.
+        // least the known fields, and `scratch` holds `bytes` bytes.
         unsafe {
             core::ptr::copy_nonoverlapping(arguments as *const u8, copy.cast(), bytes);
             (*copy).stack_bytes = start - (*copy).stack;
@@ -612,8 +613,8 @@ mod tests {
         }
         // The memory can't come from malloc, which the thread may have been in. The memory stays for good,
         // because the kernel reads it after this handler.
-        let room = crate::memory::place([0; ROOM_WORDS]).unwrap();
-        let making = Making { done: &DONE, maker: 2, newborn: NEWBORN.as_ptr() as usize, room };
+        let scratch = crate::memory::place([0; SCRATCH_WORDS]).unwrap();
+        let making = Making { done: &DONE, maker: 2, newborn: NEWBORN.as_ptr() as usize, scratch };
         // SAFETY: the context is the one of this very call, and no memory here is paged.
         assert!(unsafe { call.make(context, making) });
     }

@@ -6,19 +6,24 @@
 //! allocates. System calls go through `rustix`, which makes them directly. Calls whose arguments come from
 //! the program go through [`sys`], which passes the arguments on exactly as they are.
 //!
-//! [`uffd`] userfaultfd · [`memory`] mappings of Farpage · [`peek`] memory that may not be there · [`futex`]
-//! waiting · [`thread`] engine threads · [`credentials`] what engine threads may do · [`places`] where engine
-//! threads are · [`seccomp`] filters · [`proc`] what /proc says about this process · [`numa`] which node ·
-//! [`clock`] time · [`aio`] reads whose completion shows in memory · [`fiemap`] where a file lies on its
-//! device · [`image`] where Farpage's code and variables are · [`signal`] handlers that libc doesn't know ·
-//! [`frame`] moving a signal's frame to another stack · [`dispatch`] stopping the program's system calls ·
-//! [`report`] last words · [`sys`] system calls passed on
+//! - Memory: [`memory`] has Farpage's mappings. [`peek`] reads the program's, which may not be there. [`uffd`]
+//!   is userfaultfd.
+//! - Threads: [`thread`] makes engine threads, [`futex`] lets them wait, [`clock`] sleeps. [`credentials`] and
+//!   [`places`] keep what they may do, and where they are. [`numa`] says on which node.
+//! - Signals and calls: [`signal`] has handlers that libc doesn't know, [`frame`] moves a signal's frame to
+//!   another stack. [`dispatch`] stops the program's system calls, [`seccomp`] knows its filters.
+//! - The process: [`proc`] reads /proc, [`image`] knows where Farpage's code and variables are, [`report`]
+//!   writes last words.
+//! - Files: [`aio`] makes reads whose completion shows in memory, [`fiemap`] says where a file lies on its
+//!   device.
+//! - [`sys`] passes calls on; [`errno`] has the numbers of their errors.
 #![cfg_attr(not(test), no_std)]
 
 pub mod aio;
 pub mod clock;
 pub mod credentials;
 pub mod dispatch;
+pub mod errno;
 pub mod fiemap;
 pub mod frame;
 pub mod futex;

@@ -292,7 +292,6 @@ pub unsafe fn allow(pages: PageRange, protection: usize) -> Result<(), Errno> {
 /// No code needs what is at `to`. A thread that touches either place meanwhile must be served, or must be
 /// meant to run into the fault.
 pub unsafe fn move_memory(pages: PageRange, to: PageIndex) -> Result<(), Errno> {
-    const ENOMEM: Errno = Errno(linux_raw_sys::errno::ENOMEM as i32);
     let move_with = |flags: u32| {
         let flags = (raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | flags) as usize;
         let arguments = [pages.start.address(), pages.bytes(), pages.bytes(), flags, to.address(), 0];
@@ -301,7 +300,7 @@ pub unsafe fn move_memory(pages: PageRange, to: PageIndex) -> Result<(), Errno> 
         crate::sys::check(unsafe { crate::sys::call(crate::sys::number::MREMAP, arguments) }).map(|_| ())
     };
     match move_with(raw::MREMAP_DONTUNMAP) {
-        Err(ENOMEM) => move_with(0),
+        Err(Errno::ENOMEM) => move_with(0),
         moved => moved,
     }
 }

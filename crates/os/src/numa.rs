@@ -4,8 +4,8 @@
 use crate::sys::{self, number};
 use farpage_core::units::NodeId;
 
-/// Returns the node of the CPU that runs this thread. Unless the thread is pinned, it may be on another node
-/// a moment later.
+/// Returns the node of the CPU that runs this thread. Unless the thread is bound to a CPU, it may be on
+/// another node a moment later.
 ///
 // Signal-safe: one system call of about 100 ns. The vDSO's faster way would need libc.
 pub fn current_node() -> NodeId {

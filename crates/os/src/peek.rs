@@ -5,6 +5,7 @@
 //! answered by the kernel, as without Farpage, and must not end the program here.
 // UNSAFETY: addresses come from the program.
 
+use crate::errno::returned;
 use crate::sys::{self, number};
 
 /// Returns whether the 8 bytes at `address` can be read, at the cost of one short system call.
@@ -12,11 +13,12 @@ pub fn is_readable(address: usize) -> bool {
     // The kernel reads the set first and looks at the operation afterwards. No operation has this number, so
     // nothing changes.
     const NO_SUCH_CHANGE: usize = 99;
-    const EFAULT: isize = -14;
     // At address 0 the kernel takes the set as not given and reads nothing.
     // SAFETY: the kernel reads 8 bytes if it can, and changes nothing.
     address != 0
-        && unsafe { sys::call(number::RT_SIGPROCMASK, [NO_SUCH_CHANGE, address, 0, 8, 0, 0]) != EFAULT }
+        && unsafe {
+            sys::call(number::RT_SIGPROCMASK, [NO_SUCH_CHANGE, address, 0, 8, 0, 0]) != returned::EFAULT
+        }
 }
 
 /// Returns whether the 8 bytes at `address` can be written. The call may change the bytes. A stack grows as

@@ -2,8 +2,8 @@
 //!
 //! Linux keeps these for each thread. An engine thread that stayed outside a chroot would be the way out for
 //! an attacker who takes the program over. Therefore the thread that has changed its place lends a descriptor
-//! of it, and each engine thread goes there ([`Places::join`]). The call pivot_root(2) needs no care, because
-//! the kernel moves every thread that was at the old root.
+//! of it, and each engine thread goes there ([`PlaceChanges::join`]). The call pivot_root(2) needs no care,
+//! because the kernel moves every thread that was at the old root.
 // UNSAFETY: system calls that rustix doesn't have, by number.
 
 use crate::sys::{self, Errno};
@@ -23,7 +23,7 @@ const KIND_OF_NAMESPACE: u32 = 0xb703;
 
 /// The changes that a call has made to its thread's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct PlaceChanges {
     /// `CLONE_NEW*`.
     namespaces: u32,
     root: Root,
@@ -48,13 +48,13 @@ fn open_directory(path: &core::ffi::CStr) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, flags, Mode::empty()).map_err(errno)
 }
 
-impl Places {
+impl PlaceChanges {
     /// No change.
-    pub const NONE: Places = Places { namespaces: 0, root: Root::AsBefore, rules: None };
+    pub const NONE: PlaceChanges = PlaceChanges { namespaces: 0, root: Root::AsBefore, rules: None };
 
     /// Returns whether nothing has changed.
     pub fn is_none(&self) -> bool {
-        *self == Places::NONE
+        *self == PlaceChanges::NONE
     }
 
     /// Returns whether the root directory has changed.
@@ -63,34 +63,37 @@ impl Places {
     }
 
     /// Returns what a successful call of the calling thread has changed.
-    pub fn changed_by(call: usize, arguments: &[usize; 6]) -> Places {
+    pub fn changed_by(call: usize, arguments: &[usize; 6]) -> PlaceChanges {
         let [first, second, ..] = arguments.map(|argument| argument as u32);
         let root_of =
             |namespaces| if namespaces & raw::CLONE_NEWNS == 0 { Root::AsBefore } else { Root::Changed };
-        let in_namespaces =
-            |namespaces| Places { namespaces: namespaces & JOINED, root: root_of(namespaces), rules: None };
+        let in_namespaces = |namespaces| PlaceChanges {
+            namespaces: namespaces & JOINED,
+            root: root_of(namespaces),
+            rules: None,
+        };
         match call as u32 {
-            raw::__NR_chroot => Places { root: Root::Changed, ..Places::NONE },
+            raw::__NR_chroot => PlaceChanges { root: Root::Changed, ..PlaceChanges::NONE },
             raw::__NR_unshare => in_namespaces(first),
             raw::__NR_setns if second != 0 => in_namespaces(second),
             raw::__NR_setns => in_namespaces(kind_of_namespace(first as i32)),
             raw::__NR_landlock_restrict_self => {
-                Places { rules: Some((first as i32, second)), ..Places::NONE }
+                PlaceChanges { rules: Some((first as i32, second)), ..PlaceChanges::NONE }
             }
-            _ => Places::NONE,
+            _ => PlaceChanges::NONE,
         }
     }
 
-    /// Opens the calling thread's root directory for the engine threads. Until [`Places::take_back`] the
-    /// program has one descriptor more.
+    /// Opens the calling thread's root directory for the engine threads. Until [`PlaceChanges::take_back`]
+    /// the program has one descriptor more.
     #[must_use]
-    pub fn lend(self) -> Places {
+    pub fn lend(self) -> PlaceChanges {
         if self.root != Root::Changed {
             return self;
         }
         // Without a free descriptor the engine threads find the directory in /proc, if they can reach it.
         let root = open_directory(c"/").map_or(Root::Changed, |root| Root::Lent(root.into_raw_fd()));
-        Places { root, ..self }
+        PlaceChanges { root, ..self }
     }
 
     /// Closes the descriptor that was lent.
@@ -108,8 +111,7 @@ impl Places {
     }
 
     fn try_to_join(&self, process: u32) -> Result<(), Errno> {
-        const ESRCH: Errno = Errno(linux_raw_sys::errno::ESRCH as i32);
-        let process = Pid::from_raw(process as i32).ok_or(ESRCH)?;
+        let process = Pid::from_raw(process as i32).ok_or(Errno::ESRCH)?;
         let handle = rustix::process::pidfd_open(process, PidfdFlags::empty()).map_err(errno)?;
         let borrow = |fd| {
             // SAFETY: the descriptor is only a number for the kernel, which looks it up in the table of the
@@ -161,7 +163,7 @@ mod tests {
     #[test]
     fn calls_say_what_they_change() {
         let changed = |call: u32, first: usize, second: usize| {
-            Places::changed_by(call as usize, &[first, second, 0, 0, 0, 0])
+            PlaceChanges::changed_by(call as usize, &[first, second, 0, 0, 0, 0])
         };
         let uts = raw::CLONE_NEWUTS as usize;
         assert!(changed(raw::__NR_chroot, 0, 0).has_root());
@@ -191,7 +193,7 @@ mod tests {
             return;
         };
         let arguments = [rules, 0, 0, 0, 0, 0];
-        let places = Places::changed_by(raw::__NR_landlock_restrict_self as usize, &arguments);
+        let places = PlaceChanges::changed_by(raw::__NR_landlock_restrict_self as usize, &arguments);
         let joined = std::thread::spawn(move || {
             rustix::thread::set_no_new_privs(true).unwrap();
             let could = places.join(std::process::id());

@@ -53,7 +53,7 @@ impl Statm {
             let (resident, shared) = (bytes(1)?, bytes(0)?);
             Some(Sizes { anonymous_bytes: resident.saturating_sub(shared), writable_bytes: bytes(2)? })
         };
-        sizes().ok_or(Errno(5))
+        sizes().ok_or(Errno::EIO)
     }
 }
 
@@ -73,7 +73,7 @@ impl Rollup {
         let bytes = |name: &[u8]| {
             let line = text[..length].split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name));
             let number = line.and_then(|line| line.strip_suffix(b" kB")).and_then(parse_decimal);
-            number.map(|kib| kib * 1024).ok_or(Errno(5))
+            number.map(|kib| kib * 1024).ok_or(Errno::EIO)
         };
         Ok(AnonymousParts {
             anonymous: bytes(b"Anonymous:")?,
@@ -228,7 +228,7 @@ impl Pagemap {
                 unsafe { core::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), count * 8) };
             let read = read_at(&self.0, bytes, page.0 * 8)? / 8;
             if read == 0 {
-                return Err(Errno(5));
+                return Err(Errno::EIO);
             }
             words[..read].iter().enumerate().for_each(|(at, word)| visit(page.plus(at as u64), *word));
             page = page.plus(read as u64);
@@ -280,7 +280,7 @@ impl Pagemap {
             }
             let looked = PageIndex::of_address(scan.walk_end as usize);
             if looked <= from {
-                return Err(Errno(5));
+                return Err(Errno::EIO);
             }
             from = looked;
         }
@@ -297,7 +297,7 @@ impl Pagemap {
         Some(word & NUMBER).filter(|number| read == 8 && word & PRESENT != 0 && *number != 0)
     }
 
-    /// Returns whether the page is in memory.
+    /// Returns whether the program has the page: in memory, or swapped out by the host.
     pub fn is_present(&self, page: PageIndex) -> Result<bool, Errno> {
         let mut present = false;
         self.for_each_present(PageRange::of(page, 1), |_| present = true)?;
@@ -350,7 +350,7 @@ impl OwnMemory {
             let arguments = [self.0.as_raw_fd() as usize, own + done, bytes - done, at + done, 0, 0];
             // SAFETY: the kernel checks the address in the file. The bytes at `own` are the caller's promise.
             match sys::check(unsafe { sys::call(call, arguments) })? {
-                0 => return Err(Errno(5)),
+                0 => return Err(Errno::EIO),
                 more => done += more,
             }
         }
@@ -521,8 +521,8 @@ pub fn for_each_thread(mut visit: impl FnMut(u32)) -> Result<(), Errno> {
     let errno = |error: rustix::io::Errno| Errno(error.raw_os_error());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(c"/proc/self/task", flags, Mode::empty()).map_err(errno)?;
-    let mut room = [core::mem::MaybeUninit::uninit(); 4096];
-    let mut entries = rustix::fs::RawDir::new(&directory, &mut room);
+    let mut buffer = [core::mem::MaybeUninit::uninit(); 4096];
+    let mut entries = rustix::fs::RawDir::new(&directory, &mut buffer);
     while let Some(entry) = entries.next() {
         if let Some(thread) = parse_decimal(entry.map_err(errno)?.file_name().to_bytes()) {
             visit(thread as u32);
@@ -537,8 +537,8 @@ pub fn rings() -> u64 {
     const RING: &[u8] = b"anon_inode:[io_uring]";
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(directory) = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty()) else { return 0 };
-    let mut room = [core::mem::MaybeUninit::uninit(); 4096];
-    let mut entries = rustix::fs::RawDir::new(&directory, &mut room);
+    let mut buffer = [core::mem::MaybeUninit::uninit(); 4096];
+    let mut entries = rustix::fs::RawDir::new(&directory, &mut buffer);
     let mut rings = 0;
     while let Some(Ok(entry)) = entries.next() {
         let mut target = [core::mem::MaybeUninit::uninit(); RING.len() + 1];
@@ -682,6 +682,22 @@ fn is_of_no_program(stat: &[u8]) -> bool {
     has_ended(stat) || is_workers(stat)
 }
 
+/// Returns whether a process has ended and its parent has not waited for it yet.
+pub fn is_zombie(process: u32) -> bool {
+    let mut text = [0; 1024];
+    let read = |text: &mut [u8]| {
+        let file = open(numbered(&mut [0; 64], b"/proc/", process, &[b"/stat"])?).ok()?;
+        read_at(&file, text, 0).ok()
+    };
+    read(&mut text).is_some_and(|length| is_ended_process(&text[..length]))
+}
+
+/// Returns whether this is the `stat` of a process that has ended. The first thread may end before the others.
+fn is_ended_process(stat: &[u8]) -> bool {
+    const THREADS_FIELD: usize = 20;
+    has_ended(stat) && field_of_stat(stat, THREADS_FIELD).is_some_and(|threads| threads <= 1)
+}
+
 fn has_ended(stat: &[u8]) -> bool {
     let end_of_name = stat.iter().rposition(|byte| *byte == b')').unwrap_or(0);
     matches!(stat.get(end_of_name + 2), Some(b'Z' | b'X'))
@@ -715,10 +731,9 @@ fn read_of_thread<'t>(thread: u32, name: &[u8], text: &'t mut [u8]) -> Option<&'
 
 /// Opens the file behind a descriptor of the calling thread once more, to read and write.
 pub fn reopen(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    const EINVAL: i32 = 22;
     let mut path = [0; 64];
     let path = numbered(&mut path, b"/proc/thread-self/fd/", fd.as_raw_fd() as u32, &[]);
-    let path = path.ok_or(Errno(EINVAL))?;
+    let path = path.ok_or(Errno::EINVAL)?;
     let opened = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     opened.map_err(|error| Errno(error.raw_os_error()))
 }

@@ -55,9 +55,9 @@ struct Text {
 
 impl Write for Text {
     fn write_str(&mut self, text: &str) -> core::fmt::Result {
-        let room = &mut self.bytes[self.length..];
-        let count = text.len().min(room.len());
-        room[..count].copy_from_slice(&text.as_bytes()[..count]);
+        let rest = &mut self.bytes[self.length..];
+        let count = text.len().min(rest.len());
+        rest[..count].copy_from_slice(&text.as_bytes()[..count]);
         self.length += count;
         Ok(())
     }

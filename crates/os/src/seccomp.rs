@@ -13,7 +13,13 @@ const MODE_STRICT: usize = 1;
 const MODE_FILTER: usize = 2;
 /// Flag: all threads of the process get the filter.
 const TSYNC: usize = 1;
-/// The known flags: TSYNC, LOG, SPEC_ALLOW, NEW_LISTENER, TSYNC_ESRCH, WAIT_KILLABLE_RECV.
+/// Flag: the call returns a descriptor by which a supervisor answers calls.
+const NEW_LISTENER: usize = 8;
+/// Flag: the call fails with ESRCH if a thread can't get the filter. Without it the call returns that thread.
+const TSYNC_ESRCH: usize = 16;
+/// Flag: only a fatal signal ends a wait for the supervisor.
+const WAIT_KILLABLE_RECV: usize = 32;
+/// The known flags. The others are LOG and SPEC_ALLOW.
 const FLAGS: usize = 0x3f;
 
 /// A program's request.
@@ -44,13 +50,21 @@ pub fn asked(call: usize, arguments: &[usize; 6]) -> Option<Asked> {
         },
         raw::__NR_seccomp => match first as u32 as usize {
             SET_MODE_STRICT => (second as u32 == 0 && third == 0).then_some(Asked::Strict),
-            SET_MODE_FILTER if second as u32 as usize & !FLAGS == 0 => {
+            SET_MODE_FILTER if are_allowed(second as u32 as usize) => {
                 Some(Asked::Filter { program: third, argument: 2, for_all: second & TSYNC != 0 })
             }
             _ => None,
         },
         _ => None,
     }
+}
+
+/// Returns whether a kernel takes these flags of seccomp(2) together.
+const fn are_allowed(flags: usize) -> bool {
+    // A call can't return both a descriptor and the thread that could not follow.
+    let answers_twice = flags & (TSYNC | NEW_LISTENER | TSYNC_ESRCH) == TSYNC | NEW_LISTENER;
+    let waits_for_nobody = flags & (WAIT_KILLABLE_RECV | NEW_LISTENER) == WAIT_KILLABLE_RECV;
+    flags & !FLAGS == 0 && !answers_twice && !waits_for_nobody
 }
 
 /// A filter in the form that the kernel reads (`struct sock_fprog`).
@@ -111,7 +125,11 @@ mod tests {
     fn what_only_asks_about_filters_asks_for_none() {
         let filter = |for_all| Some(Asked::Filter { program: 7, argument: 2, for_all });
         assert_eq!(asked(SECCOMP, &[1, 0, 7, 0, 0, 0]), filter(false));
-        assert_eq!(asked(SECCOMP, &[1, 1 | 8, 7, 0, 0, 0]), filter(true));
+        assert_eq!(asked(SECCOMP, &[1, 1, 7, 0, 0, 0]), filter(true));
+        assert_eq!(asked(SECCOMP, &[1, 1 | 8 | 16, 7, 0, 0, 0]), filter(true));
+        assert_eq!(asked(SECCOMP, &[1, 8 | 32, 7, 0, 0, 0]), filter(false));
+        assert_eq!(asked(SECCOMP, &[1, 1 | 8, 7, 0, 0, 0]), None, "two answers in one");
+        assert_eq!(asked(SECCOMP, &[1, 32, 7, 0, 0, 0]), None, "nobody to wait for");
         assert_eq!(asked(PRCTL, &[22, 2, 7, 0, 0, 0]), filter(false));
         assert_eq!(asked(PRCTL, &[22, 1, 7, 0, 0, 0]), Some(Asked::Strict));
         assert_eq!(asked(SECCOMP, &[0, 0, 0, 0, 0, 0]), Some(Asked::Strict));

@@ -435,9 +435,9 @@ impl AlternateStack {
         const BYTES_MIN: usize = 2048;
         match self.flags & !AlternateStack::AUTODISARM {
             2 => Ok(AlternateStack { flags: self.flags, ..AlternateStack::NONE }),
-            0 | 1 if self.bytes < BYTES_MIN => Err(Errno(12)),
+            0 | 1 if self.bytes < BYTES_MIN => Err(Errno::ENOMEM),
             0 | 1 => Ok(AlternateStack { flags: self.flags & !AlternateStack::IN_USE, ..self }),
-            _ => Err(Errno(22)),
+            _ => Err(Errno::EINVAL),
         }
     }
 

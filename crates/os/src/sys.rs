@@ -4,12 +4,11 @@
 //! ioctls, and for calls that no library wraps. All other calls go through `rustix`.
 // UNSAFETY: a system call is an instruction.
 
+use crate::errno::returned;
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// A failed call's error number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Errno(pub i32);
+pub use crate::errno::Errno;
 
 /// Numbers of the calls that are passed on.
 pub mod number {
@@ -105,14 +104,13 @@ pub unsafe fn ioctl(fd: i32, request: u32, argument: usize) -> Result<usize, Err
 /// isn't allowed.
 pub fn random_word() -> Result<u64, Errno> {
     const NONBLOCK: usize = 1;
-    const EAGAIN: i32 = 11;
     let mut word = [0_u8; 8];
     let arguments = [word.as_mut_ptr() as usize, word.len(), NONBLOCK, 0, 0, 0];
     // SAFETY: the kernel writes `word.len()` bytes to `word`.
     match check(unsafe { call(number::GETRANDOM, arguments) })? {
         8 => Ok(u64::from_ne_bytes(word)),
         // The kernel gives eight bytes whole or not at all.
-        _ => Err(Errno(EAGAIN)),
+        _ => Err(Errno::EAGAIN),
     }
 }
 
@@ -198,10 +196,9 @@ pub fn restore_signals(mask: SignalMask) {
 
 /// Calls `rt_sigprocmask` until it succeeds or fails with an error other than EFAULT.
 fn change_mask(how: usize, set: usize, old: usize) {
-    const EFAULT: isize = -14;
     let arguments = [how, set, old, size_of::<u64>(), 0, 0];
     // SAFETY: each pointer is null or points to an 8-byte set of the callers, and the call is told that size.
-    while unsafe { call(number::RT_SIGPROCMASK, arguments) } == EFAULT {
+    while unsafe { call(number::RT_SIGPROCMASK, arguments) } == returned::EFAULT {
         // SAFETY: as above, and a value written here is overwritten by the next call. Touching the set brings
         // its page back.
         unsafe {
@@ -221,9 +218,9 @@ mod tests {
 
     #[test]
     fn error_words_become_errno_and_addresses_do_not() {
-        assert_eq!(check(-14), Err(Errno(14)));
+        assert_eq!(check(-14), Err(Errno::EFAULT));
         assert_eq!(check(-4096), Ok((-4096_isize) as usize));
         // SAFETY: an ioctl on a descriptor that doesn't exist touches no memory.
-        assert_eq!(unsafe { ioctl(-1, 0, 0) }, Err(Errno(9)));
+        assert_eq!(unsafe { ioctl(-1, 0, 0) }, Err(Errno::EBADF));
     }
 }

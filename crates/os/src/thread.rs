@@ -117,7 +117,7 @@ pub fn spawn(main: Main, argument: usize, descriptors: Descriptors) -> Result<()
     // SAFETY: the address is as above, and the 64 bytes hold a `Start`.
     unsafe { top.cast::<Start>().write(start) };
     let flags = if descriptors == Descriptors::Shared { CLONE_FLAGS } else { CLONE_FLAGS & !CLONE_FILES };
-    let place = THREADS.expect().ok_or(Errno(linux_raw_sys::errno::EAGAIN as i32))?;
+    let place = THREADS.expect().ok_or(Errno::EAGAIN)?;
     let mask = sys::block_all_signals();
     // SAFETY: only the new thread uses the stack, which is big enough. The child never returns from
     // `clone_thread`. The kernel writes to the place, which lives as long as the process.
@@ -193,8 +193,8 @@ pub fn exit() -> ! {
     }
 }
 
-/// Pins the calling thread to one CPU. A failure is harmless: the thread runs where it may.
-pub fn pin_to_cpu(cpu: usize) {
+/// Binds the calling thread to one CPU. A failure is harmless: the thread runs where it may.
+pub fn bind_to_cpu(cpu: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
     let _ = rustix::thread::sched_setaffinity(None, &set);

@@ -62,7 +62,6 @@ impl Trouble {
     }
 }
 
-const EAGAIN: i32 = 11;
 /// Tries that end with EAGAIN before this thread reads events itself. EAGAIN means that a call is changing
 /// mappings, and that call may be waiting for its event to be read.
 const DRAIN_AFTER: u64 = 100;
@@ -340,15 +339,15 @@ impl Uffd {
             // caller's promise.
             let result = unsafe { sys::ioctl(self.fd.as_raw_fd(), request, words.as_mut_ptr() as usize) };
             let done = words[N - 1] as i64;
-            if tries > DRAIN_AFTER && (result != Err(Errno(EAGAIN)) || done > 0) {
+            if tries > DRAIN_AFTER && (result != Err(Errno::EAGAIN) || done > 0) {
                 self.wake_all();
             }
             match result {
                 Ok(_) => return Ok(()),
-                Err(Errno(EAGAIN)) if done > 0 => return Err(Trouble::Partly(done as u64 >> 12)),
+                Err(Errno::EAGAIN) if done > 0 => return Err(Trouble::Partly(done as u64 >> 12)),
                 // The mappings are just being changed, perhaps by a call that waits for its event to be read.
-                Err(Errno(EAGAIN)) if tries >= DRAIN_AFTER => self.drain(),
-                Err(Errno(EAGAIN)) => core::hint::spin_loop(),
+                Err(Errno::EAGAIN) if tries >= DRAIN_AFTER => self.drain(),
+                Err(Errno::EAGAIN) => core::hint::spin_loop(),
                 Err(error) => return Err(Trouble::of(error)),
             }
         }
@@ -435,16 +434,16 @@ impl Uffd {
             // SAFETY: the kernel only reads the uffdio_writeprotect. Bytes in memory don't change.
             let result =
                 unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_WRITEPROTECT, (&raw const words) as usize) };
-            if tries > DRAIN_AFTER && result != Err(Errno(EAGAIN)) {
+            if tries > DRAIN_AFTER && result != Err(Errno::EAGAIN) {
                 self.wake_all();
             }
             match result {
-                Err(Errno(EAGAIN)) if tries >= DRAIN_AFTER => self.drain(),
-                Err(Errno(EAGAIN)) => core::hint::spin_loop(),
+                Err(Errno::EAGAIN) if tries >= DRAIN_AFTER => self.drain(),
+                Err(Errno::EAGAIN) => core::hint::spin_loop(),
                 result => return result.map(|_| ()),
             }
         }
-        Err(Errno(EAGAIN))
+        Err(Errno::EAGAIN)
     }
 
     /// Makes every touch of a missing page a SIGBUS, and wakes.

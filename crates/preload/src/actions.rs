@@ -1,16 +1,17 @@
 //! Makes libc's sigaction(3) lead to ours: `signal` and its relatives in libc call it, too.
 //!
 //! While threads are being armed, a thread that isn't armed yet may change what a signal does in armed
-//! threads. So a change by libc is kept like an armed thread's change (`farpage::guard::change_by_libc`).
+//! threads. So a change by libc is kept like an armed thread's change
+//! (`farpage_runtime::guard::change_by_libc`).
 // UNSAFETY: libc's structures and its restorer are used.
 
 use crate::init::engine;
 use crate::{dormant, hooks, libc_symbol, set_errno};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
-use farpage::guard;
 use farpage_os::signal::Action;
 use farpage_os::sys::{Errno, number};
+use farpage_runtime::guard;
 use linux_raw_sys::errno::EINVAL;
 
 /// libc's `struct sigaction` on x86-64.

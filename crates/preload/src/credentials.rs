@@ -12,12 +12,12 @@ use crate::next_symbol;
 use crate::stack::{TO_BE_MADE, Task, perform};
 use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
-use farpage::changes::Arguments;
-use farpage::credentials::{Whose, is_about};
-use farpage::filters;
-use farpage::guard::is_caller_armed;
-use farpage::limits;
-use farpage::retire;
+use farpage_runtime::engine::retire;
+use farpage_runtime::guard::is_caller_armed;
+use farpage_runtime::mappings::changes::Arguments;
+use farpage_runtime::privileges::credentials::{Whose, is_about};
+use farpage_runtime::privileges::filters;
+use farpage_runtime::privileges::limits;
 use linux_raw_sys::general as raw;
 
 /// Has our threads follow a call that succeeded.

@@ -15,14 +15,16 @@ use crate::stack::call_on_stack;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use farpage::changes::Arguments;
-use farpage::dormant::{Added, Dormant, WAKES};
-use farpage::session::{Notice, Session, StartFailure};
-use farpage::{credentials, filters, limits};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
+use farpage_os::errno::returned;
 use farpage_os::signal::{self, Action, Context, Info, bit, set_action};
 use farpage_os::sys::{self, Errno, number};
 use farpage_os::{memory, proc};
+use farpage_runtime::engine::dormant::{Added, Dormant, WAKES};
+use farpage_runtime::guard;
+use farpage_runtime::mappings::changes::Arguments;
+use farpage_runtime::privileges::{credentials, filters, limits};
+use farpage_runtime::session::{Notice, Session, StartFailure};
 use linux_raw_sys::{general as raw, ioctl, prctl};
 
 /// The process isn't dormant. The value is zero, because a child reads zero from the wiped page until it has
@@ -154,8 +156,10 @@ pub fn join(blocked: u64) -> bool {
     true
 }
 
-unsafe extern "C" fn on_wake(_: i32, _: *mut Info, _: *mut Context) {
+unsafe extern "C" fn on_wake(_: i32, _: *mut Info, context: *mut Context) {
     start_engine();
+    // SAFETY: the context is the kernel's own, for this call.
+    guard::make_interrupted_call_again(WAKES, unsafe { &mut *context });
 }
 
 fn is_ours(action: &Action) -> bool {
@@ -237,7 +241,8 @@ extern "C" fn run(work: *mut u8) {
             start();
             None
         }
-        Task::Call(call, arguments) => pass(call, &arguments),
+        // The signal may have started an engine since the caller looked. The engine must know of the call.
+        Task::Call(call, arguments) => is_dormant().then(|| pass(call, &arguments)).flatten(),
         Task::Fork(arguments) => fork(arguments, work.blocked),
     };
 }
@@ -275,6 +280,7 @@ fn end_with_the_supervisor(dormant: &Dormant) {
 fn pass(call: usize, arguments: &Arguments) -> Option<isize> {
     let is_small = match effect_of(call, arguments) {
         Effect::Nothing => true,
+        Effect::FreesLater => return Some(free_now(*arguments)),
         Effect::Adds(added) => dormant()
             .is_some_and(|dormant| dormant.adds_little(added) || dormant.may_add(added, session_path())),
         Effect::MustBeKnown => false,
@@ -286,6 +292,28 @@ fn pass(call: usize, arguments: &Arguments) -> Option<isize> {
     let is_left_alone = is_small || is_dormant();
     // SAFETY: the program's own call, unchanged.
     is_left_alone.then(|| unsafe { sys::call(call, *arguments) })
+}
+
+/// Frees pages at once that the program allows the kernel to free later (MADV_FREE). The kernel refuses pages
+/// of files, and has dealt with the pages before them by then.
+fn free_now([start, bytes, ..]: Arguments) -> isize {
+    // SAFETY: the program's own call.
+    let free = |start, bytes| unsafe {
+        sys::call(number::MADVISE, [start, bytes, raw::MADV_FREE as usize, 0, 0, 0])
+    };
+    let drop = |start, bytes| {
+        // SAFETY: the kernel has just taken these pages for private memory that the program doesn't need.
+        let _ = unsafe { sys::call(number::MADVISE, [start, bytes, raw::MADV_DONTNEED as usize, 0, 0, 0]) };
+    };
+    let answer = free(start, bytes);
+    // The range may have holes. The kernel says so, and frees the rest.
+    if answer == 0 || answer == returned::ENOMEM {
+        drop(start, bytes);
+    } else {
+        let pages = (start..start.saturating_add(bytes)).step_by(PAGE_BYTES);
+        pages.take_while(|page| free(*page, PAGE_BYTES) == 0).for_each(|page| drop(page, PAGE_BYTES));
+    }
+    answer
 }
 
 fn fork(arguments: Arguments, blocked: u64) -> Option<isize> {
@@ -347,6 +375,9 @@ pub fn before_change(call: usize, arguments: &Arguments) {
 enum Effect {
     Nothing,
     Adds(Added),
+    /// The kernel may drop the pages at any later time. An engine that starts later would take them for
+    /// pages that stay.
+    FreesLater,
     /// An engine must know the effect from the beginning: an engine that starts later doesn't see
     /// it in /proc.
     MustBeKnown,
@@ -367,6 +398,7 @@ fn effect_of(call: usize, arguments: &Arguments) -> Effect {
         }
         number::MPROTECT if third & WRITE != 0 => Effect::Adds(Added::Writable(bytes as u64)),
         number::MPROTECT => Effect::Adds(Added::Sealed(bytes as u64)),
+        number::MADVISE if third as u32 == raw::MADV_FREE => Effect::FreesLater,
         number::MADVISE => effect_of_advice(third),
         number::PROCESS_MADVISE => effect_of_advice(fourth),
         number::MUNMAP | number::MUNLOCK | number::MUNLOCKALL => Effect::Nothing,
@@ -378,7 +410,6 @@ const fn effect_of_advice(advice: usize) -> Effect {
     const NEGATIVE: u32 = 1 << 31;
     match advice as u32 {
         raw::MADV_NORMAL..=raw::MADV_DONTNEED
-        | raw::MADV_FREE
         // An engine that starts later sees these properties in /proc, and leaves the memory alone.
         | raw::MADV_DONTFORK
         | raw::MADV_DOFORK

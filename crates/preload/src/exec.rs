@@ -13,12 +13,12 @@ use crate::patch::file_of;
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
-use farpage::engine::Engine;
-use farpage::last;
-use farpage::session::{PATH_BYTES, SESSION_ENV, Session, is_reachable};
-use farpage::started::PATH_BYTES_KEPT;
 use farpage_core::units::PAGE_BYTES;
 use farpage_os::{peek, sys};
+use farpage_runtime::engine::Engine;
+use farpage_runtime::session::last;
+use farpage_runtime::session::started::PATH_BYTES_KEPT;
+use farpage_runtime::session::{PATH_BYTES, SESSION_ENV, Session, is_reachable};
 
 /// Most entries of an environment that is mended. The mended list lies on the thread's
 /// stack, which may be small.
@@ -94,7 +94,7 @@ pub fn executing(path: usize, environment: usize, make: impl FnOnce(usize) -> is
 /// Leaves a note of the program, so that the supervisor can tell of a program that never joins the
 /// run. Returns the note's place.
 fn leave_note(session: &Session, process: u32, path: usize) -> Option<usize> {
-    let mut reader = Reader { page: 0 };
+    let mut reader = Reader { page: None };
     let (mut bytes, mut length) = ([0; PATH_BYTES_KEPT], 0);
     while let Some(byte) =
         reader.byte(path.wrapping_add(length)).filter(|byte| *byte != 0 && length < PATH_BYTES_KEPT)
@@ -132,7 +132,7 @@ struct Lacks {
 
 /// Returns what the environment lacks. None if the environment is to be left alone.
 fn lacks(environment: usize, own_session: &[u8], library: &CStr) -> Option<Lacks> {
-    let mut reader = Reader { page: 0 };
+    let mut reader = Reader { page: None };
     let (mut preload, mut has_session) = (None, false);
     let (mut has_library, mut is_empty) = (false, false);
     let mut count = 0;
@@ -185,7 +185,7 @@ fn with_mended(
     }
     let mut list = [0_usize; ENTRIES_MAX + 3];
     let mut value = [0_u8; VALUE_BYTES];
-    let mut reader = Reader { page: 0 };
+    let mut reader = Reader { page: None };
     for (at, to) in list.iter_mut().enumerate().take(lacks.count) {
         match reader.word(environment + at * size_of::<usize>()) {
             Some(entry) => *to = entry,
@@ -229,17 +229,16 @@ fn may_be_out(page: usize) -> bool {
 
 /// Reads memory that may not be there.
 struct Reader {
-    /// A page that can be read, by its number; 0 if none is known.
-    page: usize,
+    /// The page that could be read last, by its number.
+    page: Option<usize>,
 }
 
 impl Reader {
     fn can_read(&mut self, address: usize) -> bool {
         let page = address / PAGE_BYTES;
-        let is_there =
-            page == self.page || page != 0 && (peek::is_readable(address & !7) || may_be_out(page));
+        let is_there = self.page == Some(page) || peek::is_readable(address & !7) || may_be_out(page);
         if is_there {
-            self.page = page;
+            self.page = Some(page);
         }
         is_there
     }

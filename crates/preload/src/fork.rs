@@ -11,10 +11,10 @@ use crate::patch::{Refused, replace_bytes, size_of_function};
 use crate::stack::{self, Task, perform};
 use core::arch::naked_asm;
 use core::ffi::c_void;
-use farpage::engine::Engine;
-use farpage::guard;
 use farpage_os::report;
 use farpage_os::sys::{self, number};
+use farpage_runtime::engine::Engine;
+use farpage_runtime::guard;
 
 /// Code that libc's functions are searched for. A call replaces the bytes that match. The second pattern
 /// serves where the compiler has put other instructions between the number and the system call: libc
@@ -160,10 +160,12 @@ pub fn make(engine: &'static Engine, arguments: [usize; 6], stack_pointer: usize
     // SAFETY: takes nothing.
     let maker = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
     // SAFETY: the program's own call. Parent and child have a copy of this stack each.
-    let result = farpage::fork::fork(engine, can_join, || unsafe { sys::call(number::CLONE, arguments) });
+    let result = farpage_runtime::engine::fork::fork(engine, can_join, || unsafe {
+        sys::call(number::CLONE, arguments)
+    });
     if result == 0 {
         stack::only_this_one();
-        farpage::fork::child(engine, maker, stack_pointer);
+        farpage_runtime::engine::fork::child(engine, maker, stack_pointer);
         // Nobody asks this thread to arm itself before the child's engine begins.
         let in_use = guard::stack_in_use(stack_pointer);
         let begins = guard::without_stack(in_use, || begin(parents_engine()));

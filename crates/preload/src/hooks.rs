@@ -7,11 +7,11 @@ use crate::{credentials, dormant, exec, fork, peers};
 use crate::{errno, libc_symbol, set_errno};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use farpage::changes::Arguments;
-use farpage::credentials::Whose;
-use farpage::first::First;
-use farpage::guard;
 use farpage_os::sys::{self, Errno, number};
+use farpage_runtime::guard;
+use farpage_runtime::mappings::changes::Arguments;
+use farpage_runtime::privileges::credentials::Whose;
+use farpage_runtime::session::first::First;
 use linux_raw_sys::errno::{EINVAL, ENOMEM};
 
 /// Bits of clone(2)'s flags that hold the signal at the child's end.

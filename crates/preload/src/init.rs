@@ -3,16 +3,15 @@
 use crate::{dormant, patch, stack};
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use farpage::dormant::Dormant;
-use farpage::engine::Engine;
-use farpage::first::First;
-use farpage::session::{Notice, PATH_BYTES, SESSION_ENV, StartFailure};
-use farpage::start::{Start, StartError, can_do_without, start};
 use farpage_os::memory;
 use farpage_os::proc::Pagemap;
 use farpage_os::sys::Errno;
 use farpage_os::{report, sys};
-use linux_raw_sys::errno::EACCES;
+use farpage_runtime::engine::Engine;
+use farpage_runtime::engine::dormant::Dormant;
+use farpage_runtime::engine::start::{Start, StartError, can_do_without, start};
+use farpage_runtime::session::first::First;
+use farpage_runtime::session::{Notice, PATH_BYTES, SESSION_ENV, StartFailure};
 
 /// Exit status of "Farpage itself failed".
 pub const FAILED: i32 = 125;
@@ -107,8 +106,7 @@ pub fn session_path() -> &'static CStr {
 /// reach the session. A process that lets nobody look at its memory (its pagemap answers EACCES) can't
 /// have an engine either.
 pub fn can_join() -> bool {
-    farpage::session::is_reachable(session_path())
-        && !matches!(Pagemap::open(), Err(Errno(errno)) if errno == EACCES as i32)
+    farpage_runtime::session::is_reachable(session_path()) && !matches!(Pagemap::open(), Err(Errno::EACCES))
 }
 
 /// Starts an engine. Returns false if no engine can start and the program runs by itself: the session is

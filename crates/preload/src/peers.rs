@@ -5,8 +5,8 @@
 use crate::hooks::{by_libc, result};
 use crate::init::engine;
 use core::ffi::c_int;
-use farpage::changes::Arguments;
 use farpage_os::sys::number;
+use farpage_runtime::mappings::changes::Arguments;
 use linux_raw_sys::errno::EFAULT;
 
 /// Notes that a call has failed, if the call is about another process's memory.

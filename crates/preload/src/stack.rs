@@ -1,26 +1,26 @@
 //! Runs hooks on stacks of Farpage's.
 //!
 //! A program's stack may itself be managed memory (a coroutine's, say). Suppose a hook holds the map lock and
-//! touches an evicted page of its own stack. The hook would wait for a handler, and the handler for the lock.
-//! So a hook puts its arguments into a slot of Farpage's, moves the stack pointer there, and only then takes
-//! the lock. Signals are blocked meanwhile: a handler of the program could call a hook again, or never
-//! return.
+//! touches an evicted page of its own stack. The hook would wait for a handler thread, and the handler thread
+//! for the lock. So a hook puts its arguments into a slot of Farpage's, moves the stack pointer there, and
+//! only then takes the lock. Signals are blocked meanwhile: a handler of the program could call a hook again,
+//! or never return.
 // UNSAFETY: changing stacks is assembly.
 
 use core::arch::naked_asm;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use farpage::changes::{self, Arguments};
-use farpage::credentials::{self, Whose};
-use farpage::engine::Engine;
-use farpage::filters;
-use farpage::guard::{self, StackInUse};
-use farpage::limits;
-use farpage::locked;
-use farpage::retire;
 use farpage_core::units::PageRange;
 use farpage_os::memory;
 use farpage_os::sys::{self, Errno};
+use farpage_runtime::engine::Engine;
+use farpage_runtime::engine::retire;
+use farpage_runtime::guard::{self, StackInUse};
+use farpage_runtime::mappings::changes::{self, Arguments};
+use farpage_runtime::mappings::locked;
+use farpage_runtime::privileges::credentials::{self, Whose};
+use farpage_runtime::privileges::filters;
+use farpage_runtime::privileges::limits;
 
 /// Threads that can be inside hooks at once. Further threads wait.
 const SLOTS: usize = guard::HOOKS_MAX;

@@ -8,15 +8,51 @@ use crate::dormant;
 use crate::init::engine;
 use crate::next_symbol;
 use crate::stack::{Task, perform};
-use core::ffi::{c_int, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farpage_core::units::PageRange;
 
-static SET_STACK: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+/// libc's functions that those below hide.
+static SET_STACK: Hidden =
+    Hidden { name: c"pthread_attr_setstack", found: AtomicPtr::new(core::ptr::null_mut()) };
+static SET_GUARD: Hidden =
+    Hidden { name: c"pthread_attr_setguardsize", found: AtomicPtr::new(core::ptr::null_mut()) };
 
-/// Finds the function that ours hides.
+/// A function of libc that ours hides.
+struct Hidden {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Hidden {
+    fn find(&self) {
+        self.found.store(next_symbol(self.name), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> *mut c_void {
+        let found = self.found.load(Ordering::Relaxed);
+        if found.is_null() { next_symbol(self.name) } else { found }
+    }
+}
+
+/// Finds the functions that ours hide.
 pub fn prepare() {
-    SET_STACK.store(next_symbol(c"pthread_attr_setstack"), Ordering::Relaxed);
+    SET_STACK.find();
+    SET_GUARD.find();
+}
+
+/// pthread_attr_setguardsize(3). Without a guard libc maps a thread's stack as it maps the small stack of
+/// posix_spawn, by which a process may stay dormant.
+#[unsafe(no_mangle)]
+pub extern "C" fn pthread_attr_setguardsize(attributes: *mut c_void, bytes: usize) -> c_int {
+    if bytes == 0 {
+        dormant::start_engine();
+    }
+    type SetGuard = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
+    // SAFETY: libc's function of this name and type.
+    let function = unsafe { core::mem::transmute::<*mut c_void, SetGuard>(SET_GUARD.get()) };
+    // SAFETY: the program's own call, unchanged.
+    unsafe { function(attributes, bytes) }
 }
 
 /// pthread_attr_setstack(3)
@@ -26,13 +62,9 @@ pub extern "C" fn pthread_attr_setstack(attributes: *mut c_void, stack: usize, b
     if let Some(engine) = engine().filter(|_| stack.checked_add(bytes).is_some()) {
         perform(engine, Task::Hold(PageRange::covering(stack, bytes)));
     }
-    let mut function = SET_STACK.load(Ordering::Relaxed);
-    if function.is_null() {
-        function = next_symbol(c"pthread_attr_setstack");
-    }
     type SetStack = unsafe extern "C" fn(*mut c_void, usize, usize) -> c_int;
     // SAFETY: libc's function of this name and type.
-    let function = unsafe { core::mem::transmute::<*mut c_void, SetStack>(function) };
+    let function = unsafe { core::mem::transmute::<*mut c_void, SetStack>(SET_STACK.get()) };
     // SAFETY: the program's own call, unchanged.
     unsafe { function(attributes, stack, bytes) }
 }

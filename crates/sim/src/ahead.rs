@@ -156,7 +156,7 @@ impl Space {
         if !self.enter() {
             return Next::Wait(Op::Ahead(ahead));
         }
-        // At the end of a run no page is locked. The plan is closed, like a plan that finds no room.
+        // At the end of a run no page is locked. The plan is closed, like a plan that finds no headroom.
         let most = if world.is_ending() { 0 } else { world.random.within(1, BATCH_MAX) as usize };
         while ahead.pages.len() < most
             && let Some(ticket) = self.pager.lock_ahead(&mut ahead.opening)

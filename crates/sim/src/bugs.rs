@@ -11,10 +11,11 @@ pub enum DriverBug {
     DropWritten = 2,
     /// Copies a page out that the kernel refuses to move because the page is pinned.
     CopyRefused = 3,
-    /// A handler leaves reclaim to the keeper, and brings its page in although memory is over the limit.
+    /// A handler thread leaves reclaim to the keeper, and brings its page in although memory is over the
+    /// limit.
     NoDirectReclaim = 4,
-    /// A handler that had no CPU for a long time reports that nothing can be evicted. The handler looks only
-    /// at the clock.
+    /// A handler thread that had no CPU for a long time reports that nothing can be evicted. The handler
+    /// thread looks only at the clock.
     GiveUpByClock = 5,
 }
 

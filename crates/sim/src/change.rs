@@ -166,14 +166,14 @@ impl Space {
             Change::Discard(range) => self.pager.discard(range),
             Change::Unmap(range) => {
                 self.pager.discard(range);
-                ranges.lock().remove(range).expect("room for the ranges");
+                ranges.lock().remove(range).expect("the ranges fit");
             }
             Change::Map(range) => {
                 self.pager.discard(range);
-                ranges.lock().insert(range, Flags::NONE).expect("room for the ranges");
+                ranges.lock().insert(range, Flags::NONE).expect("the ranges fit");
             }
             Change::Register(range) => {
-                ranges.lock().update(range, |flags| flags.with(Flags::REGISTERED)).expect("room");
+                ranges.lock().update(range, |flags| flags.with(Flags::REGISTERED)).expect("the ranges fit");
                 self.pager.stats().count(Counter::Registered);
                 self.over_for_a_reason.set(true);
                 let program = self.program.borrow();
@@ -185,7 +185,7 @@ impl Space {
             Change::Remap(range, to) => self.tell_remap(range, to),
             Change::Flag(range, flag, on) => {
                 let change = |flags: Flags| if on { flags.with(flag) } else { flags.without(flag) };
-                ranges.lock().update(range, change).expect("room for the ranges");
+                ranges.lock().update(range, change).expect("the ranges fit");
             }
         }
     }
@@ -200,10 +200,10 @@ impl Space {
             .map(|known| Range { pages: known.pages.intersection(range), ..*known })
             .filter(|part| !part.pages.is_empty())
             .collect();
-        ranges.remove(range).expect("room for the ranges");
+        ranges.remove(range).expect("the ranges fit");
         for part in moved {
             let start = to.plus(part.pages.start.0 - range.start.0);
-            ranges.insert(PageRange::of(start, part.pages.count()), part.flags).expect("room for the ranges");
+            ranges.insert(PageRange::of(start, part.pages.count()), part.flags).expect("the ranges fit");
         }
     }
 }

@@ -6,8 +6,9 @@
 
 // UNSAFETY: requests carry addresses, and the device borrows memory that the device itself owns.
 
+use crate::locks;
 use crate::profile::AreaProfile;
-use farpage_core::areas::Place;
+use farpage_core::areas::Placement;
 use farpage_core::areas::extents::Extent;
 use farpage_core::units::{CLUSTER_SLOTS, FrameIndex, NodeId, PAGE_BYTES, SlotIndex};
 use farpage_io::{Backend, Busy, Completion, Counting, Crash, FaultCounts, Faulty, Mem, Op};
@@ -52,8 +53,8 @@ impl Device {
 
     /// Returns the device's place in the area order. A priority below 0 means that the device has no priority
     /// of its own.
-    pub(crate) fn place(&self) -> Place {
-        let place = Place::default().at(NodeId((self.slots % 2) as u8), |_| None);
+    pub(crate) fn place(&self) -> Placement {
+        let place = Placement::default().at(NodeId((self.slots % 2) as u8), |_| None);
         if self.priority < 0 { place } else { place.with_priority(self.priority) }
     }
 
@@ -86,6 +87,7 @@ impl Device {
         pointer: impl Fn(FrameIndex) -> *mut u8,
         token: u64,
     ) -> Result<(), Busy> {
+        locks::assert_none_held("a request to a device");
         let segments: Vec<Segment> = frames.map(|frame| Segment { base: pointer(frame) }).collect();
         let (first, end) = (slot.offset(), slot.offset() + segments.len() as u32);
         let is_within = |extent: &Extent| extent.slot <= first && end <= extent.slot + extent.count;

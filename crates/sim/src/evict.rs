@@ -77,7 +77,7 @@ impl Space {
         // Some victims count as used by a system call of the program.
         if world.random.percent(10) {
             let held = u128::from(world.random.next()) << 64 | u128::from(world.random.next());
-            self.pager.spare(&mut batch, held);
+            self.pager.release_held(&mut batch, held);
         }
         if batch.is_empty() {
             self.leave();

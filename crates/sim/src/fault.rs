@@ -1,5 +1,5 @@
-//! Faults under way. A handler takes a message and reclaims memory if too much is resident. Then the handler
-//! asks the pager, and brings the page in from the pool or an area.
+//! Faults under way. A handler thread takes a message and reclaims memory if too much is resident. Then the
+//! handler thread asks the pager, and brings the page in from the pool or an area.
 
 use crate::bugs::{DriverBug, strikes};
 use crate::evict::{EvictOp, Victims};
@@ -14,7 +14,7 @@ use farpage_core::stats::Counter;
 use farpage_core::units::{PageIndex, SlotIndex};
 use farpage_io::{IoError, Op as Direction};
 
-/// A fault that no handler has taken yet.
+/// A fault that no handler thread has taken yet.
 #[derive(Clone, Copy)]
 pub(crate) struct Message {
     pub thread: usize,
@@ -22,10 +22,10 @@ pub(crate) struct Message {
     pub access: Access,
 }
 
-/// The result of a handler's turn at direct reclaim.
+/// The result of a handler thread's turn at direct reclaim.
 enum Reclaimed {
     GoesOn(Reclaim),
-    /// The handler has to wait.
+    /// The handler thread has to wait.
     Waits(Reclaim),
     Over,
 }
@@ -37,7 +37,7 @@ pub(crate) struct FaultOp {
 }
 
 pub(crate) enum FaultPhase {
-    /// Memory is over the limit, and the handler evicts first.
+    /// Memory is over the limit, and the handler thread evicts first.
     Reclaim(Reclaim),
     Ask,
     BackToLoad(Ticket),
@@ -53,12 +53,12 @@ pub(crate) enum FaultPhase {
     Fail(Ticket, SlotIndex),
 }
 
-/// The direct reclaim of a handler before it brings a page in.
+/// The direct reclaim of a handler thread before it brings a page in.
 #[derive(Default)]
 pub(crate) struct Reclaim {
-    /// The handler's eviction under way.
+    /// The handler thread's eviction under way.
     pub(crate) evict: Option<Box<EvictOp>>,
-    /// Pages that the handler's last eviction took.
+    /// Pages that the handler thread's last eviction took.
     taken: Option<usize>,
     /// Evictions in a row that took nothing.
     in_vain: u32,
@@ -68,10 +68,10 @@ pub(crate) struct Reclaim {
 /// Pages that are mapped along with a first touch, at most.
 pub(crate) const NEIGHBOURS_MAX: u64 = 3;
 
-/// Evictions in a row that take nothing before a handler gives up and brings its page in anyway.
+/// Evictions in a row that take nothing before a handler thread gives up and brings its page in anyway.
 const IN_VAIN_MAX: u32 = 8;
 
-/// Ticks after which a handler with [`DriverBug::GiveUpByClock`] gives up.
+/// Ticks after which a handler thread with [`DriverBug::GiveUpByClock`] gives up.
 const LATE_TICKS: u64 = 300;
 
 impl FaultPhase {
@@ -93,11 +93,11 @@ impl FaultPhase {
 }
 
 impl Space {
-    /// Lets a handler take the oldest message, or sometimes another one.
+    /// Lets a handler thread take the oldest message, or sometimes another one.
     pub(crate) fn handle_message(&self, world: &World) -> bool {
         let busy = self.ops.borrow().iter().filter(|op| op.is_fault()).count();
         let mut messages = self.messages.borrow_mut();
-        if messages.is_empty() || busy >= world.profile.handlers {
+        if messages.is_empty() || busy >= world.profile.handler_threads {
             return false;
         }
         let at = if world.random.percent(70) { 0 } else { world.random.index(messages.len()) };
@@ -168,7 +168,7 @@ impl Space {
         }
     }
 
-    /// Goes one call further with a handler's direct reclaim.
+    /// Goes one call further with a handler thread's direct reclaim.
     fn reclaim_direct(&self, world: &World, mut reclaim: Reclaim) -> Reclaimed {
         if let Some(mut evict) = reclaim.evict.take() {
             if self.goes_on(world, &mut evict) {
@@ -192,13 +192,13 @@ impl Space {
         }
         match self.batch_to_evict(world) {
             Victims::Some(evict) => {
-                world.saw("handler evicts");
+                world.saw("handler thread evicts");
                 reclaim.evict = Some(evict);
                 Reclaimed::GoesOn(reclaim)
             }
             Victims::None => {
                 (reclaim.taken, reclaim.in_vain) = (Some(0), reclaim.in_vain + 1);
-                self.make_room(world);
+                self.free_a_frame(world);
                 Reclaimed::Waits(reclaim)
             }
             Victims::NotNow => Reclaimed::Waits(reclaim),
@@ -244,7 +244,7 @@ impl Space {
             Step::NoFrame => {
                 world.saw("step NoFrame");
                 self.leave();
-                self.make_room(world);
+                self.free_a_frame(world);
                 return Next::Wait(op(FaultPhase::Ask));
             }
             Step::Unknown => panic!("{page:?} isn't known"),
@@ -362,7 +362,7 @@ impl Space {
     }
 
     /// Tries to free a frame for a faulting thread.
-    pub(crate) fn make_room(&self, world: &World) {
+    pub(crate) fn free_a_frame(&self, world: &World) {
         self.pager.stats().count(Counter::ReclaimDirect);
         self.surplus(world);
         match self.place(world) {

@@ -10,6 +10,7 @@
 //! - `program`: the program's memory as the kernel keeps it, and the oracle that knows every byte. `content`:
 //!   the bytes that programs write.
 //! - `home`: the memory that a process hands to its pager. A frame that is a hole is filled with poison.
+//! - `locks`: whether the core takes its locks in the right order.
 //! - `device`: an area in memory behind the decorators of `farpage-io`. The device is slow, fails, lies and
 //!   crashes.
 //! - `coverage`: the events and states that runs reached. `bugs`: bugs planted in the driver's part.
@@ -25,6 +26,7 @@ mod device;
 mod evict;
 mod fault;
 mod home;
+mod locks;
 mod ops;
 mod profile;
 mod program;
@@ -86,6 +88,7 @@ pub enum Say {
 /// # Errors
 /// Returns a [`Failure`] if an assertion failed.
 pub fn run(seed: u64, say: Say) -> Result<Report, Failure> {
+    locks::watch();
     let log = Rc::new(Log::new(say == Say::Everything));
     CURRENT.set(Some((seed, Rc::clone(&log))));
     let result = catch_unwind(AssertUnwindSafe(|| {

@@ -13,7 +13,7 @@ use farpage_io::{CrashPlan, FaultPlan, IoError, SlowPlan};
 pub(crate) enum Act {
     /// A program thread touches memory.
     Thread,
-    /// A handler takes a fault message.
+    /// A handler thread takes a fault message.
     Handle,
     /// An operation under way goes one call further.
     Continue,
@@ -119,11 +119,11 @@ pub(crate) struct Profile {
     pub pages: usize,
     pub threads: usize,
     /// Faults that are served at the same time.
-    pub handlers: usize,
+    pub handler_threads: usize,
     pub writers: usize,
     /// Resident pages of one space above which background reclaim starts.
     pub budget_pages: u64,
-    /// Resident pages of one space above which handlers evict, too.
+    /// Resident pages of one space above which handler threads evict, too.
     pub limit_pages: u64,
     /// Calls of 1000 after which a thread of the engine loses its CPU.
     pub starve_permille: u64,
@@ -169,7 +169,7 @@ impl Profile {
             spaces: random.pick(&[1, 1, 2, 3]),
             pages,
             threads: random.pick(&[1, 3, 8, 16]),
-            handlers: random.pick(&[1, 3, 8, 16]),
+            handler_threads: random.pick(&[1, 3, 8, 16]),
             writers: random.within(1, 2) as usize,
             budget_pages,
             limit_pages: budget_pages + random.within(1, 12),

@@ -6,6 +6,7 @@
 //! ignores every protection and reaches the memory wherever the memory is by then.
 
 use crate::content;
+use crate::locks;
 use crate::random::Random;
 use farpage_core::pager::Access;
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
@@ -177,11 +178,13 @@ impl Program {
 
     /// Does MADV_FREE on a present page.
     pub(crate) fn free_lazily(&mut self, page: PageIndex) {
+        locks::assert_none_held("a madvise");
         self.page_mut(page).clean = true;
     }
 
     /// Does MADV_PAGEOUT: drops the page if it is clean and not pinned. Returns whether the page is gone.
     pub(crate) fn drop_clean(&mut self, page: PageIndex) -> bool {
+        locks::assert_none_held("a madvise");
         let goes = self.page(page).clean && !self.is_pinned(page);
         if goes {
             self.remove(page);
@@ -206,6 +209,7 @@ impl Program {
 
     /// Does UFFDIO_ZEROPAGE.
     pub(crate) fn zero(&mut self, page: PageIndex) -> Result<(), NotThere> {
+        locks::assert_none_held("a fault's service");
         let at = self.vacant(page)?;
         self.put_zeros(at);
         Ok(())
@@ -213,6 +217,7 @@ impl Program {
 
     /// Does UFFDIO_MOVE or UFFDIO_COPY.
     pub(crate) fn install(&mut self, page: PageIndex, bytes: &[u8; PAGE_BYTES]) -> Result<(), NotThere> {
+        locks::assert_none_held("a fault's service");
         let at = self.vacant(page)?;
         assert!(*bytes == self.truth[at], "wrong bytes were installed at {page:?}");
         self.memory[at] = *bytes;
@@ -222,6 +227,7 @@ impl Program {
 
     /// Makes the page absent. The caller has its contents elsewhere, or drops them.
     pub(crate) fn remove(&mut self, page: PageIndex) {
+        locks::assert_none_held("a move");
         let at = self.at(page);
         let state = &mut self.pages[at];
         (state.present, state.protected, state.clean) = (false, false, false);
@@ -230,6 +236,7 @@ impl Program {
 
     /// Drops the page and its contents. The page reads as zeros from now on.
     pub(crate) fn drop_page(&mut self, page: PageIndex) {
+        locks::assert_none_held("a madvise");
         self.remove(page);
         let at = self.at(page);
         self.pages[at].lost = false;
@@ -239,6 +246,7 @@ impl Program {
 
     /// Does munmap.
     pub(crate) fn unmap(&mut self, page: PageIndex) {
+        locks::assert_none_held("a change of mappings");
         self.drop_page(page);
         *self.page_mut(page) = Page::default();
     }
@@ -251,6 +259,7 @@ impl Program {
 
     /// Does mremap: moves the page with all its state except its write protection.
     pub(crate) fn remap(&mut self, from: PageIndex, to: PageIndex) {
+        locks::assert_none_held("a change of mappings");
         self.unmap(to);
         let (source, target) = (self.at(from), self.at(to));
         self.pages[target] = Page { protected: false, ..self.pages[source] };

@@ -250,7 +250,7 @@ impl Space {
             program.map(page);
             program.page_mut(page).registered = true;
         });
-        self.pager.ranges.lock().insert(mapped, Flags::REGISTERED).expect("room for one range");
+        self.pager.ranges.lock().insert(mapped, Flags::REGISTERED).expect("one range fits");
     }
 
     /// Takes the map lock shared. False if a change has the lock or waits for it.
@@ -403,7 +403,7 @@ impl Space {
     }
 
     /// Asserts that memory is over the limit by no more than the pages in flight, even if threads had no CPU.
-    /// A handler brings a page in only if memory was within the limit or nothing could be evicted.
+    /// A handler thread brings a page in only if memory was within the limit or nothing could be evicted.
     fn check_budget(&self, world: &World) {
         let (resident, limit, peak) =
             (self.pager.resident(), world.profile.limit_pages, self.in_flight_peak.get());

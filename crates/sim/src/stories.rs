@@ -127,7 +127,7 @@ fn hand_passes_over_what_a_call_holds() {
             let mut batch = Batch::new();
             pager.begin_evict(&mut batch, 1);
             let page = batch.victims()[0].page;
-            assert_eq!(pager.spare(&mut batch, 1), 1);
+            assert_eq!(pager.release_held(&mut batch, 1), 1);
             page
         };
         assert_eq!(chosen(), first);

@@ -6,6 +6,7 @@
 
 use crate::coverage::Coverage;
 use crate::device::Device;
+use crate::locks;
 use crate::profile::{Act, Profile};
 use crate::random::Random;
 use crate::space::Space;
@@ -230,6 +231,7 @@ impl World {
 
     /// Does one thing in this space. False if there was nothing to do.
     fn act(&self, space: &Rc<Space>) -> bool {
+        locks::assert_none_held("a change of threads");
         let went = if self.ending.get() {
             self.act_to_end(space)
         } else {

@@ -108,7 +108,7 @@ impl Space {
             Densified::Shorter => "densified Shorter",
             Densified::AsItWas => "densified AsItWas",
             Densified::Busy => "densified Busy",
-            Densified::NoRoom => "densified NoRoom",
+            Densified::NoSpace => "densified NoSpace",
         });
         true
     }
@@ -188,7 +188,7 @@ impl Space {
                     WriteProgress::Finished => {
                         world.saw("write Finished");
                         if result == Err(AreaState::Full) {
-                            self.pager.areas().found_no_room(write.request.run().first.area());
+                            self.pager.areas().found_no_space(write.request.run().first.area());
                         }
                         return Next::Done;
                     }

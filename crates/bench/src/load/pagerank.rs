@@ -32,7 +32,7 @@ pub fn pagerank(settings: &Settings) -> Result<Value, String> {
     let built = began.elapsed();
     let ranks = graph.ranks(threads);
     let ranked = began.elapsed() - built;
-    // Sources without a leaving edge keep their share, so the sum is a bit below 1.
+    // A vertex without a leaving edge passes its rank to no other vertex, so the sum is a bit below 1.
     let sum: f64 = ranks.iter().sum();
     if !(0.15..1.000_001).contains(&sum) {
         return Err(format!("the ranks add up to {sum}"));

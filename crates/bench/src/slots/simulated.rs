@@ -53,7 +53,7 @@ struct Recorder {
 }
 
 impl Probe for Recorder {
-    fn lock<'a, T>(&self, name: Locked, lock: &'a Lock<T>) -> Guard<'a, T> {
+    fn lock<'a, T, const RANK: u8>(&self, name: Locked, lock: &'a Lock<T, RANK>) -> Guard<'a, T, RANK> {
         self.events.borrow_mut().push(Event::Lock(name));
         lock.lock()
     }

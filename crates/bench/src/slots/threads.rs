@@ -99,7 +99,7 @@ struct Watch {
 }
 
 impl Probe for Watch {
-    fn lock<'a, T>(&self, _name: Locked, lock: &'a Lock<T>) -> Guard<'a, T> {
+    fn lock<'a, T, const RANK: u8>(&self, _name: Locked, lock: &'a Lock<T, RANK>) -> Guard<'a, T, RANK> {
         lock.try_lock().unwrap_or_else(|| {
             let began = Instant::now();
             let guard = lock.lock();

@@ -5,7 +5,7 @@
 //! that the content is a run's, and the next run empties the file. The mark names the file: seen below
 //! another mount, the same content may belong to another file, with a lock of its own.
 
-use crate::header;
+use crate::areas::header;
 use farpage_core::units::PAGE_BYTES;
 use std::fs::{self, File};
 use std::io;

@@ -1,17 +1,17 @@
 //! Areas that the user has made: files and devices that mkswap has prepared, and empty files. A header is
-//! believed only as far as there is room for what it says. No other file or device is ever taken for swap.
+//! believed only as far as what it says fits. No other file or device is ever taken for swap.
 
 use super::{
     Area, DISK_RESERVE_PERCENT, FIX_ANOTHER_PLACE, Kind, cut, disk_of, growing, mark, not_seen, together,
     too_small,
 };
-use crate::failure::{Failure, quoted};
-use crate::header::{self, Header, HeaderError, SLOTS_MIN};
-use crate::numbers::iec;
-use crate::places::Places;
-use crate::swap_argument::SwapArgument;
-use crate::sys;
-use farpage_core::areas::Place;
+use crate::areas::header::{self, Header, HeaderError, SLOTS_MIN};
+use crate::areas::places::Places;
+use crate::areas::swap_argument::SwapArgument;
+use crate::host::sys;
+use crate::text::failure::{Failure, quoted};
+use crate::text::numbers::iec;
+use farpage_core::areas::Placement;
 use farpage_core::units::{PAGE_BYTES, SLOTS_PER_AREA_MAX};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -45,8 +45,8 @@ pub fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
         Ok(places) => (Some(places), None),
         Err(why) => (None, Some(why)),
     };
-    // If the file system doesn't say where the file lies, the file may have holes, which take room when
-    // they are written to.
+    // If the file system doesn't say where the file lies, the file may have holes, which take space when they
+    // are written to.
     let grows = places.is_none() && metadata.blocks() * 512 < metadata.len();
     let disk_reserve_bytes = if grows { disk.bytes / 100 * DISK_RESERVE_PERCENT } else { 0 };
     let warning = together([warning, unknown, area.warning]);
@@ -136,7 +136,7 @@ fn prepared(
         path,
         kind,
         slots,
-        place: Place::default(),
+        place: Placement::default(),
         priority: 0,
         grows: false,
         discards: false,

@@ -512,7 +512,7 @@ impl Outcome {
         let first = first_at(together, ram);
         assert!(first < together.len(), "the budget was never reached: {:?}", together.iter().max());
         let is_tree = self.samples.of.len() > 1;
-        // A fork's child has an engine before its parent has made room for the engine.
+        // A fork's child has an engine before its parent has made headroom for the engine.
         let most = ram + slack(if is_tree { 8 * MIB } else { 4 * MIB });
         let is_over = |at: usize| together.get(at).is_some_and(|bytes| *bytes > most);
         // Processes are looked at one after the other. If a child is made meanwhile, the memory

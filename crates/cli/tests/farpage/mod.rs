@@ -49,7 +49,7 @@ pub fn harmless_library() -> PathBuf {
 }
 
 fn build_harmless_library() -> PathBuf {
-    let name = ::farpage::session::LAYOUT_NAME;
+    let name = farpage_runtime::session::LAYOUT_NAME;
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("harmless-{name}.so"));
     let draft = path.with_extension(format!("{}", std::process::id()));
     let source = path.with_extension(format!("{}.c", std::process::id()));

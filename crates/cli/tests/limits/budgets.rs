@@ -78,7 +78,8 @@ fn fork_after_a_change_of_user_is_refused_and_told() {
     assert!(outcome.stderr.contains("a fork was refused"), "{}", outcome.stderr);
 }
 
-/// The program's limit must be named as the cause, not a full swap file with room on the disk as the remedy.
+/// The program's limit must be named as the cause, not a full swap file with free space on the disk as the
+/// remedy.
 #[test]
 fn program_that_limits_its_files_is_told_of_with_the_cause() {
     let Some(_alone) = alone_with("cc") else { return };

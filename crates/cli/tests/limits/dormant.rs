@@ -5,15 +5,15 @@ use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled};
 use crate::farpage::{is_root, skip};
 use std::fs;
 
-/// Budget in bytes. Dormant processes may have a 16th of it together, and the stack that is allowed to one
-/// process is 8 MiB of that.
+/// Budget in bytes. A dormant process may have a 16th of it, and the stack that is allowed to the process is
+/// 8 MiB of that.
 const RAM: u64 = 256 * MIB;
 
 /// Returns the budget of a case in bytes.
 fn budget(case: &str) -> u64 {
     match case {
         // In these cases several processes are dormant at once.
-        "forks" | "clones_and_executes" => 2 * RAM,
+        "forks" | "clones_and_executes" | "is_asked_while_it_waits" | "ends_its_own_calls" => 2 * RAM,
         _ => RAM,
     }
 }
@@ -76,6 +76,20 @@ fn memory_that_is_wiped_in_children_stays_so() {
 #[test]
 fn signal_of_the_supervisor_overwrites_nothing() {
     is_right(&["is_asked"]);
+}
+
+/// A signal of Farpage's must not end a call of the program's. poll ended with EINTR in a program without
+/// any handler.
+#[test]
+fn signal_of_the_supervisor_ends_no_call() {
+    is_right(&["is_asked_while_it_waits", "ends_its_own_calls"]);
+}
+
+/// An engine that starts must find the process as it expects it: with one thread, and without memory that the
+/// kernel may drop at any time.
+#[test]
+fn engine_that_starts_knows_what_the_process_has_done() {
+    is_right(&["has_threads_without_guards", "frees_later"]);
 }
 
 /// A child by a bare clone must be in the run or be told of.

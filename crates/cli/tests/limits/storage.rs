@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-// ---- no room -------------------------------------------------------------------------------------------
+// ---- no free space -------------------------------------------------------------------------------------
 
 #[test]
 fn full_area_goes_over_the_budget_and_loses_nothing() {

@@ -49,7 +49,7 @@ impl Areas<'_> {
         // Ordering: Relaxed. A generation is ended only before this function or after the fork. The thread
         // that clears a bit gives the reference back.
         if word.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-            self.share(slot).expect("a count of a few more needs no room");
+            self.share(slot).expect("a count of a few more needs no continuation");
         }
     }
 

@@ -2,9 +2,9 @@
 //!
 //! An area has slots, a priority and a state. When its device fails a write, the area becomes read-only for
 //! good. The area's pages can perhaps still be read, but no new page is written there. An area is full when
-//! no slot is free or its disk has no room. A full area stays full until enough slots are free or the driver
-//! tries it again. For each slot in use, a table keeps the page that the slot belongs to and a checksum of
-//! what was written. So a read either returns the bytes that were written or is an error.
+//! no slot is free or its disk has no free space. A full area stays full until enough slots are free or the
+//! driver tries it again. For each slot in use, a table keeps the page that the slot belongs to and a
+//! checksum of what was written. So a read either returns the bytes that were written or is an error.
 
 pub mod extents;
 pub mod heirs;
@@ -16,16 +16,16 @@ pub mod slots;
 pub use extents::Extents;
 pub use leases::Leases;
 use order::AreaSet;
-pub use order::{Order, Place, Took};
+pub use order::{Order, Placement, RequestTime};
 pub use slots::{SlotMemory, Slots};
 
 use crate::config::AreaOrder;
-use crate::sync::Lock;
+use crate::sync::{Lock, rank};
 use crate::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, NodeId, PAGE_BYTES, PageIndex, SlotIndex, SlotPart};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use pages::Pages;
 use slots::Ground;
-use slots::counts::NoRoom;
+use slots::counts::NoContinuation;
 use slots::probe::Unwatched;
 
 /// Whether pages may be written to an area.
@@ -34,8 +34,8 @@ use slots::probe::Unwatched;
 pub enum AreaState {
     /// Pages may be written.
     Writable = 0,
-    /// No slot is free, or the disk had no room for another cluster. The area becomes writable again when
-    /// enough slots are free. If one free slot were enough, the area would take single pages for ever.
+    /// No slot is free, or the disk had no free space for another cluster. The area becomes writable again
+    /// when enough slots are free. If one free slot were enough, the area would take single pages for ever.
     Full = 1,
     /// A write failed, so the area only serves reads from now on.
     ReadOnly = 2,
@@ -48,8 +48,8 @@ pub enum NotShared {
     Invalid,
     /// Nothing was written to the slot, or the slot is bad (ENOENT).
     Unused,
-    /// The slot's count would need a continuation, and there is no room for one (ENOMEM).
-    NoRoom,
+    /// The slot's count would need a continuation, and there is no free place for one (ENOMEM).
+    NoContinuation,
 }
 
 /// Slots that must be freed before a full area is writable again. 64 slots make one write of decent size.
@@ -60,7 +60,7 @@ pub struct AreaMemory<'m> {
     /// Slots in the area, slot 0 included.
     pub slots: u32,
     /// The area's place in the order: the user's priority, and the node of its device.
-    pub place: Place,
+    pub place: Placement,
     /// Which process holds which cluster, shared by the processes of a run.
     pub leases: Leases<'m>,
     /// Tables of the area's slots.
@@ -97,7 +97,7 @@ pub struct Areas<'m> {
     count: usize,
     /// Which area is used next. Held while a short list is read, and never together with a lock of an area's
     /// slots.
-    order: Lock<Order>,
+    order: Lock<Order, { rank::AREA_ORDER }>,
     /// Seed of every checksum.
     key: u64,
 }
@@ -290,7 +290,7 @@ impl<'m> Areas<'m> {
     }
 
     /// Records how long a write took, from taking its slots to its completion.
-    pub fn note_latency(&self, id: AreaId, latency: Took) {
+    pub fn note_latency(&self, id: AreaId, latency: RequestTime) {
         self.order.lock().note_latency(id, latency);
     }
 
@@ -320,7 +320,7 @@ impl<'m> Areas<'m> {
         if !self.is_owned(slot) {
             return Err(NotShared::Unused);
         }
-        area.slots.counts.add(offset).map_err(|NoRoom| NotShared::NoRoom)
+        area.slots.counts.add(offset).map_err(|NoContinuation| NotShared::NoContinuation)
     }
 
     /// Frees a slot, or a part of one, that its page no longer names. The slot stays in use while it has
@@ -365,16 +365,17 @@ impl<'m> Areas<'m> {
     }
 
     /// Makes clusters that were written before come first, because they have blocks. Called after a write
-    /// that found no room on the disk. The caller has already freed the slots of the failed write. The CPUs'
-    /// hands are emptied too. A cluster without blocks that stayed in a hand would fail the next write each
-    /// time the area is tried again.
-    pub fn found_no_room(&self, id: AreaId) {
+    /// that found no free space on the disk. The caller has already freed the slots of the failed write. The
+    /// CPUs' hands are emptied too. A cluster without blocks that stayed in a hand would fail the next write
+    /// each time the area is tried again.
+    pub fn found_no_space(&self, id: AreaId) {
         let slots = &self.area(id).slots;
         slots.tighten();
         slots.let_go();
     }
 
-    /// Makes full areas writable again for a new attempt: other processes or the disk may have room by now.
+    /// Makes full areas writable again for a new attempt: by now other processes may have freed slots, or the
+    /// disk may have free space.
     pub fn reopen(&self) {
         for id in (0..self.count).map(|id| AreaId(id as u8)) {
             if self.state(id) == AreaState::Full {
@@ -397,7 +398,7 @@ impl<'m> Areas<'m> {
         }
         let counts = &self.area(slot.area()).slots.counts;
         if pages > 1 {
-            counts.add_many(slot.offset(), pages - 1).expect("a count of a few more needs no room");
+            counts.add_many(slot.offset(), pages - 1).expect("a count of a few more needs no continuation");
         }
     }
 
@@ -551,7 +552,7 @@ mod tests {
                 unsafe { crate::memory::Region::new(bytes.as_mut_ptr().cast(), size_of_val(bytes)) };
             areas.add(AreaMemory {
                 slots: CLUSTER_SLOTS,
-                place: Place::default(),
+                place: Placement::default(),
                 leases: Leases::new(holders, 1),
                 memory: SlotMemory::carve(&mut region, SlotPolicy::Clusters, CLUSTER_SLOTS, 1),
                 discards: false,

@@ -1,8 +1,8 @@
 //! The order of areas: which area the next pages go to.
 //!
-//! Each NUMA node has a list of the areas that have room. The first area of the list is used and moves behind
-//! its equals, so equals take turns. The node is that of the CPU that evicts, not that of the page. An area
-//! without room leaves every list, and later comes back behind its equals.
+//! Each NUMA node has a list of the areas that have free space. The first area of the list is used and moves
+//! behind its equals, so equals take turns. The node is that of the CPU that evicts, not that of the page. An
+//! area without free space leaves every list, and later comes back behind its equals.
 //!
 //! A *key* sorts each list, smallest first. The key is minus the priority. An area without a priority of the
 //! user's gets an automatic one by [`AreaOrder`]. An automatic priority follows from the number of automatic
@@ -45,7 +45,7 @@ const UNITS: u64 = 256;
 /// What decides an area's place in the order.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Place {
+pub struct Placement {
     /// 0 to 32767 if the user gave a priority. -1 if the order finds one.
     pub priority: i32,
     /// The node of the area's device plus one. 0 means unknown.
@@ -54,31 +54,31 @@ pub struct Place {
     distances: [u8; NODES_MAX],
 }
 
-impl Default for Place {
-    fn default() -> Place {
-        Place { priority: -1, node: 0, distances: [DISTANCE_UNKNOWN; NODES_MAX] }
+impl Default for Placement {
+    fn default() -> Placement {
+        Placement { priority: -1, node: 0, distances: [DISTANCE_UNKNOWN; NODES_MAX] }
     }
 }
 
-impl Place {
+impl Placement {
     /// Sets the node of the device, and its distance from each node. Where `distance` returns none, the
     /// device counts as local to its own node and as [`DISTANCE_UNKNOWN`] away from others.
     #[must_use]
-    pub fn at(self, node: NodeId, distance: impl Fn(NodeId) -> Option<u8>) -> Place {
+    pub fn at(self, node: NodeId, distance: impl Fn(NodeId) -> Option<u8>) -> Placement {
         let mut distances = [DISTANCE_UNKNOWN; NODES_MAX];
         for (from, entry) in distances.iter_mut().enumerate() {
             let is_own = from == node.0 as usize;
             let otherwise = if is_own { DISTANCE_LOCAL } else { DISTANCE_UNKNOWN };
             *entry = distance(NodeId(from as u8)).unwrap_or(otherwise).max(DISTANCE_LOCAL);
         }
-        Place { node: u32::from(node.0) + 1, distances, ..self }
+        Placement { node: u32::from(node.0) + 1, distances, ..self }
     }
 
     /// Sets a priority that the user gave.
     #[must_use]
-    pub const fn with_priority(self, priority: i32) -> Place {
+    pub const fn with_priority(self, priority: i32) -> Placement {
         assert!(priority >= 0);
-        Place { priority, ..self }
+        Placement { priority, ..self }
     }
 
     /// Returns the node of the area's device, if it is known.
@@ -98,18 +98,18 @@ enum Presence {
     Off,
     /// The area is being emptied. Nothing new is written there, and the area may come back.
     Leaving,
-    /// The area is used while it has room.
+    /// The area is used while it has free space.
     On,
 }
 
 /// What is known about an area.
 #[derive(Clone, Copy)]
 struct Member {
-    place: Place,
+    place: Placement,
     presence: Presence,
     /// Number of the area in the sequence in which all areas were put on.
     since: u32,
-    has_room: bool,
+    has_free_space: bool,
     load: Load,
 }
 
@@ -127,7 +127,7 @@ struct Load {
     used: u64,
 }
 
-/// The areas that have room, in the order of one node.
+/// The areas that have free space, in the order of one node.
 #[derive(Clone, Copy)]
 struct List {
     areas: [u8; AREAS_MAX],
@@ -156,7 +156,7 @@ impl List {
 
 /// Time in ns that a request took, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Took {
+pub enum RequestTime {
     /// The request took exactly this time.
     Exactly(u64),
     /// The request took at most this time. Nobody checked earlier whether it was done.
@@ -196,8 +196,13 @@ impl Order {
     /// Creates an order without areas, and with lists for `nodes` nodes.
     pub fn new(policy: AreaOrder, nodes: usize) -> Order {
         let load = Load { in_flight: 0, latency_ns: 0, queue: UNITS, used: 0 };
-        let nobody =
-            Member { place: Place::default(), presence: Presence::Off, since: 0, has_room: false, load };
+        let nobody = Member {
+            place: Placement::default(),
+            presence: Presence::Off,
+            since: 0,
+            has_free_space: false,
+            load,
+        };
         Order {
             policy,
             nodes: nodes.clamp(1, NODES_MAX),
@@ -214,13 +219,13 @@ impl Order {
 
     // ---- on and off -----------------------------------------------------------------------------------
 
-    /// Puts an area on. The new area has room.
-    pub fn on(&mut self, area: AreaId, place: Place) {
+    /// Puts an area on. The new area has free space.
+    pub fn on(&mut self, area: AreaId, place: Placement) {
         assert_eq!(self.member(area).presence, Presence::Off, "area {} is on already", area.0);
         let load = Load { in_flight: 0, latency_ns: 0, queue: UNITS, used: 0 };
         self.arrivals += 1;
         self.members[area.0 as usize] =
-            Member { place, presence: Presence::On, since: self.arrivals, has_room: true, load };
+            Member { place, presence: Presence::On, since: self.arrivals, has_free_space: true, load };
         self.list(area);
     }
 
@@ -235,7 +240,7 @@ impl Order {
     pub fn restore(&mut self, area: AreaId) {
         assert_eq!(self.member(area).presence, Presence::Leaving, "area {} is not being taken off", area.0);
         self.members[area.0 as usize].presence = Presence::On;
-        if self.member(area).has_room {
+        if self.member(area).has_free_space {
             self.list(area);
         }
     }
@@ -271,20 +276,20 @@ impl Order {
         self.members.iter().filter(before).count() as i32
     }
 
-    // ---- room -----------------------------------------------------------------------------------------
+    // ---- free space -----------------------------------------------------------------------------------
 
-    /// Takes an area out of every list, because it has no room or may not be written.
+    /// Takes an area out of every list, because it has no free space or may not be written.
     pub fn full(&mut self, area: AreaId) {
-        if core::mem::replace(&mut self.members[area.0 as usize].has_room, false) {
+        if core::mem::replace(&mut self.members[area.0 as usize].has_free_space, false) {
             self.unlist(area);
         }
     }
 
-    /// Puts an area that has room again into every list.
+    /// Puts an area that has free space again into every list.
     pub fn back(&mut self, area: AreaId) {
         let member = &mut self.members[area.0 as usize];
-        let had_room = core::mem::replace(&mut member.has_room, true);
-        if !had_room && member.presence == Presence::On {
+        let had_free_space = core::mem::replace(&mut member.has_free_space, true);
+        if !had_free_space && member.presence == Presence::On {
             self.list(area);
         }
     }
@@ -376,12 +381,14 @@ impl Order {
     }
 
     /// Records how long a request to an area took, from the moment when it was chosen.
-    pub fn note_latency(&mut self, area: AreaId, took: Took) {
+    pub fn note_latency(&mut self, area: AreaId, took: RequestTime) {
         let load = &mut self.members[area.0 as usize].load;
         match took {
-            Took::Exactly(ns) if load.latency_ns == 0 => load.latency_ns = ns,
-            Took::AtMost(ns) if ns >= load.latency_ns => {}
-            Took::Exactly(ns) | Took::AtMost(ns) => load.latency_ns = smooth(load.latency_ns, ns),
+            RequestTime::Exactly(ns) if load.latency_ns == 0 => load.latency_ns = ns,
+            RequestTime::AtMost(ns) if ns >= load.latency_ns => {}
+            RequestTime::Exactly(ns) | RequestTime::AtMost(ns) => {
+                load.latency_ns = smooth(load.latency_ns, ns)
+            }
         }
     }
 
@@ -392,7 +399,7 @@ impl Order {
 
     // ---- looking on -----------------------------------------------------------------------------------
 
-    /// Returns a node's list: the areas that have room with their keys, in order.
+    /// Returns a node's list: the areas that have free space with their keys, in order.
     pub fn of_node(&self, node: NodeId) -> impl Iterator<Item = (AreaId, i32)> + '_ {
         let node = self.list_of(node);
         self.lists[node.0 as usize].areas().map(move |area| (area, self.key(node, area)))
@@ -408,7 +415,7 @@ impl Order {
             );
             for area in (0..AREAS_MAX).map(|area| AreaId(area as u8)) {
                 let member = self.member(area);
-                let wanted = usize::from(member.presence == Presence::On && member.has_room);
+                let wanted = usize::from(member.presence == Presence::On && member.has_free_space);
                 let found = self.of_node(node).filter(|(other, _)| *other == area).count();
                 assert_eq!(found, wanted, "area {} in the list of node {}", area.0, node.0);
             }

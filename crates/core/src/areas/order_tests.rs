@@ -13,7 +13,7 @@ struct Plain {
     priority: i32,
     is_automatic: bool,
     node: Option<u8>,
-    has_room: bool,
+    has_free_space: bool,
 }
 
 /// The rules, as the kernel's documentation states them.
@@ -88,7 +88,7 @@ impl Model {
         }
         let is_automatic = priority.is_none();
         let priority = priority.unwrap_or(automatic);
-        let plain = Plain { area, priority, is_automatic, node, has_room: true };
+        let plain = Plain { area, priority, is_automatic, node, has_free_space: true };
         self.enlist(&plain);
         self.on.push(plain);
     }
@@ -107,25 +107,25 @@ impl Model {
     fn restore(&mut self) {
         let plain = self.leaving.take().unwrap();
         if plain.is_automatic {
-            // The later areas make room again.
+            // The later areas move down again.
             self.shift(plain.priority, -1);
         }
-        if plain.has_room {
+        if plain.has_free_space {
             self.enlist(&plain);
         }
         self.on.push(plain);
     }
 
-    fn set_room(&mut self, area: u8, has_room: bool) {
+    fn set_free_space(&mut self, area: u8, has_free_space: bool) {
         let leaving = self.leaving.as_mut().filter(|plain| plain.area == area);
         if let Some(plain) = leaving {
-            plain.has_room = has_room;
+            plain.has_free_space = has_free_space;
             return;
         }
         let Some(plain) = self.on.iter_mut().find(|plain| plain.area == area) else { return };
-        let had_room = std::mem::replace(&mut plain.has_room, has_room);
+        let had_free_space = std::mem::replace(&mut plain.has_free_space, has_free_space);
         let plain = plain.clone();
-        match (had_room, has_room) {
+        match (had_free_space, has_free_space) {
             (true, false) => self.delist(area),
             (false, true) => self.enlist(&plain),
             _ => {}
@@ -167,8 +167,9 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn place(priority: Option<i32>, node: Option<u8>) -> Place {
-    let place = priority.map_or(Place::default(), |priority| Place::default().with_priority(priority));
+fn place(priority: Option<i32>, node: Option<u8>) -> Placement {
+    let place =
+        priority.map_or(Placement::default(), |priority| Placement::default().with_priority(priority));
     node.map_or(place, |node| place.at(NodeId(node), |_| None))
 }
 
@@ -197,10 +198,10 @@ fn step(order: &mut Order, model: &mut Model, op: &Op) {
         Op::BeginOff(_) | Op::Restore | Op::Finish => {}
         Op::Full(area) | Op::Back(area) => {
             let known = model.on.iter().chain(&model.leaving).any(|plain| plain.area == area);
-            let has_room = matches!(op, Op::Back(_));
+            let has_free_space = matches!(op, Op::Back(_));
             if known {
-                model.set_room(area, has_room);
-                if has_room { order.back(AreaId(area)) } else { order.full(AreaId(area)) }
+                model.set_free_space(area, has_free_space);
+                if has_free_space { order.back(AreaId(area)) } else { order.full(AreaId(area)) }
             }
         }
         Op::Choose(node) => {
@@ -254,7 +255,7 @@ proptest! {
                 prop_assert_eq!(chosen.is_some(), !first.is_empty());
                 let Some(area) = chosen else { continue };
                 prop_assert!(first.contains(&area.0));
-                order.note_latency(area, Took::Exactly(latencies.next().unwrap()));
+                order.note_latency(area, RequestTime::Exactly(latencies.next().unwrap()));
                 order.note_used(area, latencies.next().unwrap() % 100, 99);
                 // As in the order itself, the chosen area moves behind its equals.
                 let list = &mut model.lists[*node as usize];
@@ -321,7 +322,7 @@ fn invariant_12_area_that_is_emptied_is_gone_and_its_number_is_used_again() {
     order.finish_off(AreaId(1));
     assert_eq!(priorities(&order), [Some(-2), None, Some(-3), Some(-4), None]);
     assert_eq!(keys(&order, 3), [('D', 1), ('A', 2), ('C', 3)]);
-    order.on(AreaId(4), Place::default());
+    order.on(AreaId(4), Placement::default());
     assert_eq!(order.priority(AreaId(4)), Some(-5));
 }
 
@@ -388,18 +389,18 @@ fn weighted_prefers_what_is_near_quick_idle_and_empty() {
     let two = || {
         let mut order = Order::new(AreaOrder::Weighted, 2);
         (0..2).for_each(|area| order.on(AreaId(area), place(None, Some(area))));
-        (0..2).for_each(|area| order.note_latency(AreaId(area), Took::Exactly(1_000_000)));
+        (0..2).for_each(|area| order.note_latency(AreaId(area), RequestTime::Exactly(1_000_000)));
         order
     };
     assert_eq!(chosen(&mut two(), 1, 100), [0, 100], "the nearer");
     let mut order = two();
-    (0..64).for_each(|_| order.note_latency(AreaId(1), Took::Exactly(3_000_000)));
+    (0..64).for_each(|_| order.note_latency(AreaId(1), RequestTime::Exactly(3_000_000)));
     assert_eq!(chosen(&mut order, 1, 100), [100, 0], "three times as slow is worse than far");
     let mut order = two();
     let first: Vec<u8> = (0..3).map(|_| order.choose(NodeId(1), AreaSet::default()).unwrap().0).collect();
     assert!(first.contains(&0), "two wait at the nearer: {first:?}");
     let mut order = Order::new(AreaOrder::Weighted, 1);
-    (0..2).for_each(|area| order.on(AreaId(area), Place::default()));
+    (0..2).for_each(|area| order.on(AreaId(area), Placement::default()));
     order.note_used(AreaId(0), 1, 4);
     assert_eq!(chosen(&mut order, 0, 100), [0, 100], "the emptier");
 }
@@ -407,10 +408,10 @@ fn weighted_prefers_what_is_near_quick_idle_and_empty() {
 #[test]
 fn weighted_takes_equals_in_turn_and_tries_a_slow_area_again() {
     let mut order = Order::new(AreaOrder::Weighted, 1);
-    (0..2).for_each(|area| order.on(AreaId(area), Place::default()));
+    (0..2).for_each(|area| order.on(AreaId(area), Placement::default()));
     assert_eq!(chosen(&mut order, 0, 100), [50, 50]);
-    order.note_latency(AreaId(0), Took::Exactly(1_000_000_000));
-    order.note_latency(AreaId(1), Took::Exactly(1_000_000));
+    order.note_latency(AreaId(0), RequestTime::Exactly(1_000_000_000));
+    order.note_latency(AreaId(1), RequestTime::Exactly(1_000_000));
     let found = chosen(&mut order, 0, CHOICES_PER_TRIAL as usize * 8);
     assert!((4..=8).contains(&found[0]), "{found:?}");
 }
@@ -418,12 +419,12 @@ fn weighted_takes_equals_in_turn_and_tries_a_slow_area_again() {
 #[test]
 fn time_that_is_only_bounded_never_makes_an_area_look_slower() {
     let mut order = Order::new(AreaOrder::Weighted, 1);
-    order.on(AreaId(0), Place::default());
-    order.note_latency(AreaId(0), Took::AtMost(5_000));
+    order.on(AreaId(0), Placement::default());
+    order.note_latency(AreaId(0), RequestTime::AtMost(5_000));
     assert_eq!(order.members[0].load.latency_ns, 0, "still unknown");
-    order.note_latency(AreaId(0), Took::Exactly(1_000));
-    order.note_latency(AreaId(0), Took::AtMost(5_000));
+    order.note_latency(AreaId(0), RequestTime::Exactly(1_000));
+    order.note_latency(AreaId(0), RequestTime::AtMost(5_000));
     assert_eq!(order.members[0].load.latency_ns, 1_000);
-    order.note_latency(AreaId(0), Took::AtMost(200));
+    order.note_latency(AreaId(0), RequestTime::AtMost(200));
     assert_eq!(order.members[0].load.latency_ns, 900);
 }

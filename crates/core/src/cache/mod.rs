@@ -14,7 +14,7 @@
 // frame may touch it, which the borrow checker can't see.
 
 use crate::memory::{Region, Zeroed};
-use crate::sync::Lock;
+use crate::sync::{Lock, rank};
 use crate::units::{FrameIndex, PAGE_BYTES, PageBytes, PageIndex};
 
 /// Whether a frame has memory behind it.
@@ -108,7 +108,7 @@ struct Frames<'m> {
 pub struct Cache<'m> {
     base: *mut PageBytes,
     count: u32,
-    lock: Lock<Frames<'m>>,
+    lock: Lock<Frames<'m>, { rank::CACHE }>,
 }
 
 // SAFETY: `base` points to memory that lives as long as the engine. A thread touches a frame's bytes only

@@ -96,8 +96,9 @@ impl Pager<'_> {
         (self.resident() / 16).max(KEPT_MAX_MIN).try_into().unwrap_or(u32::MAX)
     }
 
-    /// Whether the `pages` of a window should keep their objects. Call once for each window. Makes room by
-    /// releasing the objects that have been kept longest: their pages were expected to go, and have stayed.
+    /// Whether the `pages` of a window should keep their objects. Call once for each window. Frees space in
+    /// the pool by releasing the objects that have been kept longest: their pages were expected to go, and
+    /// have stayed.
     pub(super) fn may_keep_objects(&self, pages: u32) -> bool {
         if !self.copies.are_worth_it() || self.pool.over_accept_threshold() {
             return false;
@@ -107,7 +108,7 @@ impl Pager<'_> {
     }
 
     /// Releases kept objects after the pool refused a store. Returns false if none could be released.
-    pub(super) fn make_room_in_pool(&self) -> bool {
+    pub(super) fn make_space_in_pool(&self) -> bool {
         self.release_objects(RELEASED_AT_ONCE)
     }
 

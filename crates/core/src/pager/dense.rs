@@ -1,7 +1,7 @@
 //! Objects that have been in the pool for long are compressed once more, by a slower codec that makes them
 //! shorter. The driver does so in the background, for a part of the time. Where densifying is the only way to
-//! make room, the driver does more of it. The page's entry is locked meanwhile, so the object's handle can
-//! change. A fault that comes then waits for some 15 µs.
+//! free space in the pool, the driver does more of it. The page's entry is locked meanwhile, so the object's
+//! handle can change. A fault that comes then waits for some 15 µs.
 
 use super::Pager;
 use crate::stats::Counter;
@@ -20,9 +20,9 @@ pub enum Densified {
     AsItWas,
     /// The object's page is being moved. The object is the youngest of its kind now.
     Busy,
-    /// The pool has no room for the shorter object beside the longer one. The longer one is the youngest of
-    /// its kind now.
-    NoRoom,
+    /// The pool has no free space for the shorter object beside the longer one. The longer one is the
+    /// youngest of its kind now.
+    NoSpace,
 }
 
 impl Pager<'_> {
@@ -47,14 +47,14 @@ impl Pager<'_> {
             return Densified::Busy;
         }
         pause!();
-        // The object is pinned only for the short half of the work.
+        // The object has a pin only for the short half of the work.
         let undone = self.pool.read(handle, |stored| undo_to_densify(stored, scratch));
         let denser = undone.and_then(|bytes_max| densify_undone(bytes_max, scratch));
         let (after, done) = match denser.map(|bytes| self.pool.replace(handle, bytes)) {
             Some(Ok(denser)) => (denser, Densified::Shorter),
             Some(Err(_)) => {
                 self.pool.rotate(handle, page);
-                (handle, Densified::NoRoom)
+                (handle, Densified::NoSpace)
             }
             None => {
                 self.pool.leave_as_it_is(handle);

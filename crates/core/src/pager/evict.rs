@@ -10,7 +10,7 @@ use crate::cache::Backing;
 use crate::reclaim::recency::Epoch;
 use crate::reclaim::rivals::Way;
 use crate::stats::Counter;
-use crate::table::Place;
+use crate::table::EntryRef;
 use crate::table::entry::{AGE_MAX, Past, SameWord, State, Stored};
 use crate::units::{FrameIndex, PAGE_BYTES, PageIndex};
 use crate::zswap::codec::{Scratch, compress};
@@ -80,7 +80,7 @@ impl Pager<'_> {
     /// Releases the victims that a system call uses now, and takes them out of the batch. `held` has one bit
     /// for each victim, by its position in the batch. Must be called before anything is taken. Returns the
     /// number of victims released.
-    pub fn spare(&self, batch: &mut Batch, held: u128) -> usize {
+    pub fn release_held(&self, batch: &mut Batch, held: u128) -> usize {
         const { assert!(BATCH_MAX <= u128::BITS as usize) };
         let before = batch.len();
         batch.retain(|at, victim| {
@@ -201,7 +201,7 @@ impl Pager<'_> {
 
     /// Locks the page that should be parked in `frame`. If a fault has the page, makes it the youngest parked
     /// page instead.
-    fn lock_parked(&self, frame: FrameIndex, page: PageIndex) -> Option<(Place<'_>, Option<Stored>)> {
+    fn lock_parked(&self, frame: FrameIndex, page: PageIndex) -> Option<(EntryRef<'_>, Option<Stored>)> {
         let place = self.table.known(page)?;
         let word = place.entry().load();
         pause!();
@@ -235,7 +235,7 @@ impl Pager<'_> {
             None => {}
         }
         let accepts = || self.pool.accepts();
-        let is_accepted = accepts() || self.make_room_in_pool() && accepts();
+        let is_accepted = accepts() || self.make_space_in_pool() && accepts();
         if !is_accepted {
             self.stats.count(Counter::PoolLimitHit);
             if !(self.config.packs && self.areas.any_writable()) {
@@ -252,10 +252,10 @@ impl Pager<'_> {
         if compressed.is_none() && self.wholes_go(WHOLE_MAX) {
             return Small::No;
         }
-        // A few pages that don't compress are stored as they are while there is room. The shrinker takes them
-        // first.
+        // A few pages that don't compress are stored as they are while the pool has free space. The shrinker
+        // takes them first.
         let store = || self.pool.store(page, compressed.unwrap_or(bytes));
-        match store().or_else(|error| if self.make_room_in_pool() { store() } else { Err(error) }) {
+        match store().or_else(|error| if self.make_space_in_pool() { store() } else { Err(error) }) {
             Ok(handle) => {
                 self.stats.count(Counter::Zswpout);
                 if compressed.is_none() {

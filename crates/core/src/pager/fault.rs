@@ -9,7 +9,7 @@ use crate::reclaim::AGE_FROM_PARKED;
 use crate::reclaim::balance::CameFrom;
 use crate::reclaim::recency::{Came, is_counted};
 use crate::stats::Counter;
-use crate::table::Place;
+use crate::table::EntryRef;
 use crate::table::entry::{Past, Stored, Word};
 use crate::units::{PAGE_BYTES, PageIndex, SlotIndex};
 use crate::zswap::codec::{Decoder, Scratch, decompress};
@@ -54,7 +54,7 @@ impl Pager<'_> {
     }
 
     /// Makes one attempt. Returns `None` if the page's word changed meanwhile.
-    fn begin(&self, page: PageIndex, place: Place<'_>, word: Word, access: Access) -> Option<Step> {
+    fn begin(&self, page: PageIndex, place: EntryRef<'_>, word: Word, access: Access) -> Option<Step> {
         let before = word.state();
         let source = self.source_of(before).0;
         let ticket = |frame, keep_copy| Ticket { frame, keep_copy, ..Ticket::new(page, before, source) };
@@ -375,7 +375,7 @@ impl Pager<'_> {
     }
 
     /// Returns the table's place for a locked page. A locked page always has one.
-    pub(super) fn place(&self, page: PageIndex) -> Place<'_> {
+    pub(super) fn place(&self, page: PageIndex) -> EntryRef<'_> {
         self.table.get(page).expect("a locked page has a leaf")
     }
 }

@@ -55,10 +55,10 @@ use crate::reclaim::balance::Balance;
 use crate::reclaim::recency::{Lone, Recency};
 use crate::reclaim::rivals::{Rivals, Watched};
 use crate::stats::{Gauge, Stats};
-use crate::sync::{self, Lock};
+use crate::sync::{self, Lock, rank};
 use crate::table::entry::{Past, State};
 use crate::table::ranges::Ranges;
-use crate::table::{Place, Table};
+use crate::table::{EntryRef, Table};
 use crate::units::{AREAS_MAX, PAGE_BYTES, PageIndex};
 use crate::zswap::pool::Pool;
 use copies::Copies;
@@ -102,11 +102,11 @@ pub struct Pager<'m> {
     pub config: Config,
     pub(crate) table: Table<'m>,
     /// Known ranges; see [`crate::table::ranges`].
-    pub ranges: Lock<Ranges<'m>>,
+    pub ranges: Lock<Ranges<'m>, { rank::RANGES }>,
     pub(crate) cache: Cache<'m>,
     pub(crate) pool: Pool<'m>,
     pub(crate) areas: Areas<'m>,
-    pub(crate) clock: Lock<Clock>,
+    pub(crate) clock: Lock<Clock, { rank::CLOCK }>,
     pub(crate) recency: Recency,
     /// Whether the pool should have more of the memory, or the program should.
     pub balance: Balance,
@@ -114,7 +114,7 @@ pub struct Pager<'m> {
     copies: Copies,
     pub(crate) stats: &'m Stats,
     wake: &'m dyn Wake,
-    pub(crate) streams: Lock<Streams>,
+    pub(crate) streams: Lock<Streams, { rank::STREAMS }>,
     pub(crate) slot_words: &'m SlotWords,
     /// In a fork's child: the parent's books as of the fork. `inherited` counts the pages whose bytes are
     /// only there.
@@ -206,7 +206,7 @@ impl<'m> Pager<'m> {
 
     /// Ends a move of a locked page: updates the gauges, stores the new state, wakes waiters. Returns whether
     /// a thread waited.
-    pub(crate) fn settle(&self, page: PageIndex, place: Place<'_>, before: State, after: State) -> bool {
+    pub(crate) fn settle(&self, page: PageIndex, place: EntryRef<'_>, before: State, after: State) -> bool {
         self.settle_with(page, place, before, after, None)
     }
 
@@ -214,7 +214,7 @@ impl<'m> Pager<'m> {
     pub(crate) fn settle_with(
         &self,
         page: PageIndex,
-        place: Place<'_>,
+        place: EntryRef<'_>,
         before: State,
         after: State,
         past: Option<Past>,

@@ -16,7 +16,7 @@ use crate::units::{PAGE_BYTES, PARTS_MAX, Part};
 const LENGTH_BYTES: usize = 2;
 const HEAD_BYTES: usize = PARTS_MAX * LENGTH_BYTES;
 /// Bytes that the objects of one pack may take together.
-pub const ROOM: usize = PAGE_BYTES - HEAD_BYTES;
+pub const CAPACITY: usize = PAGE_BYTES - HEAD_BYTES;
 
 /// Makes an empty pack of any bytes.
 pub fn clear(pack: &mut [u8; PAGE_BYTES]) {
@@ -47,7 +47,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_put_in_comes_out(
-            lengths in prop::collection::vec(1_usize..=ROOM / PARTS_MAX, 1..=PARTS_MAX),
+            lengths in prop::collection::vec(1_usize..=CAPACITY / PARTS_MAX, 1..=PARTS_MAX),
             before in any::<u8>(),
         ) {
             let mut pack = [before; PAGE_BYTES];
@@ -73,15 +73,15 @@ mod tests {
             }
             for at in 0..PARTS_MAX {
                 let object = object(&pack, Part::nth(at));
-                prop_assert!(object.is_none_or(|object| !object.is_empty() && object.len() <= ROOM));
+                prop_assert!(object.is_none_or(|object| !object.is_empty() && object.len() <= CAPACITY));
             }
         }
     }
 
     #[test]
-    fn one_object_can_have_all_of_the_room() {
+    fn one_object_can_have_all_of_the_bytes() {
         let mut pack = [0; PAGE_BYTES];
-        append(&mut pack, 0, 0, &[7; ROOM]);
-        assert_eq!(object(&pack, Part::nth(0)), Some(&[7; ROOM][..]));
+        append(&mut pack, 0, 0, &[7; CAPACITY]);
+        assert_eq!(object(&pack, Part::nth(0)), Some(&[7; CAPACITY][..]));
     }
 }

@@ -62,7 +62,7 @@ impl Parcel {
     /// Returns the bytes left after adding an object of `bytes` bytes. `None` if the object doesn't fit, or
     /// if this isn't a pack.
     fn left_after(&self, bytes: usize) -> Option<usize> {
-        let left = (pack::ROOM - usize::from(self.filled)).checked_sub(bytes);
+        let left = (pack::CAPACITY - usize::from(self.filled)).checked_sub(bytes);
         left.filter(|_| self.is_pack && usize::from(self.objects) < PARTS_MAX)
     }
 
@@ -142,7 +142,7 @@ impl WriteBatch {
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
-    /// Whether the batch may have no room for another page.
+    /// Whether the batch may have no free place for another page.
     pub const fn is_full(&self) -> bool {
         self.count == WRITE_SLOTS_MAX
     }

@@ -12,7 +12,7 @@ use crate::areas::{AreaState, SlotRun};
 use crate::cache::Backing;
 use crate::config::Codec;
 use crate::stats::Counter;
-use crate::table::Place;
+use crate::table::EntryRef;
 use crate::table::entry::State;
 use crate::units::{AreaId, FrameIndex, NodeId, PAGE_BYTES, PageIndex, Part, SlotPart};
 use crate::zswap::codec::{Scratch, decompress};
@@ -33,7 +33,7 @@ pub enum WriteProgress {
 pub enum Shrunk {
     /// The pool is small enough.
     Enough,
-    /// There is no area to write to: [`Pager::densify`] may make room.
+    /// There is no area to write to: [`Pager::densify`] may free space in the pool.
     NoArea,
     /// An object was freed that a page in memory had only kept.
     Released,
@@ -298,7 +298,7 @@ impl Pager<'_> {
 
     /// Locks a page that is being written out of `frame`. Returns `None` if the page is being moved, or isn't
     /// there any more.
-    fn lock_writing(&self, page: PageIndex, frame: FrameIndex) -> Option<Place<'_>> {
+    fn lock_writing(&self, page: PageIndex, frame: FrameIndex) -> Option<EntryRef<'_>> {
         pause!();
         let place = self.table.known(page)?;
         let word = place.entry().load();

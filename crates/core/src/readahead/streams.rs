@@ -328,8 +328,8 @@ impl Stream {
         }
         let stride = self.stride.unsigned_abs();
         let to_end = if self.stride > 0 { range.end.0 - 1 - first.0 } else { first.0 - range.start.0 };
-        let room = to_end.min((limit - self.asked).unsigned_abs() - 1);
-        let left = room / stride + 1;
+        let distance = to_end.min((limit - self.asked).unsigned_abs() - 1);
+        let left = distance / stride + 1;
         // A short rest of the way comes along with the window.
         let wanted = u64::from(self.window);
         let count =

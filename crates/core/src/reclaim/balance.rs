@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn what_is_touched_evenly_belongs_into_the_pool() {
-        // The program touches twice as much as it has room for. Half of that is in a pool, where it takes a
+        // The program touches twice as much as fits in memory. Half of that is in a pool, where it takes a
         // third. One page in 16 is out for an epoch.
         let came =
             [(20, YOUNG, Some(1)), (10, CameFrom::Area, Some(0)), (250, YOUNG, Some(9)), (90, OLD, None)];

@@ -169,7 +169,7 @@ const INHERITED_SHIFT: u32 = 9;
 pub const FRAMES_MAX: u32 = 1 << FRAME_BITS;
 
 /// What an entry remembers of a page's history. The history isn't part of the state, and stays from one state
-/// to the next where the word has room. [`Entry::set`] clears it.
+/// to the next where the word has bits for it. [`Entry::set`] clears it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Past {
     /// The epoch in which the page was evicted. Known only for pages that are out.
@@ -261,7 +261,7 @@ impl Word {
         self.0 & LOCKED != 0
     }
 
-    /// Whether the word has room for the epoch in which the page was evicted.
+    /// Whether the word has bits for the epoch in which the page was evicted.
     const fn has_epoch(self) -> bool {
         let state = self.state();
         state.is_evicted() && !matches!(state, State::Inherited(_))
@@ -278,7 +278,7 @@ impl Word {
         Past { went: Epoch(went as u8), heat: Heat(heat as u8) }
     }
 
-    /// Returns the word with as much of `past` as the word has room for.
+    /// Returns the word with as much of `past` as the word has bits for.
     const fn remembering(self, past: Past) -> Word {
         let went = if self.has_epoch() { (past.went.0 as u64) << EPOCH_SHIFT & EPOCH_MASK } else { 0 };
         let heat = if self.has_heat() { (past.heat.0 as u64) << HEAT_SHIFT & HEAT_MASK } else { 0 };
@@ -395,7 +395,7 @@ mod tests {
             prop_assert_eq!(Word::of(state).state(), state);
         }
 
-        /// The history stays with a page in every state that has room for it, and doesn't change the state.
+        /// The history stays with a page in every state that has bits for it, and doesn't change the state.
         #[test]
         fn past_stays_with_a_page(
             states in prop::collection::vec(any_state(), 1..8),

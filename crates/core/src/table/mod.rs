@@ -27,7 +27,7 @@ pub mod entry;
 pub mod ranges;
 
 use crate::memory::Zeroed;
-use crate::sync::Lock;
+use crate::sync::{Lock, rank};
 use crate::units::{PageIndex, PageRange};
 use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, Ordering};
 use entry::{Entry, Past, State};
@@ -131,7 +131,7 @@ struct Line([Entry; LINE_PAGES]);
 
 /// Numbers of places handed out. A lock protects them, which is cheap because they change once for each new
 /// line.
-struct Taken {
+struct HandedOut {
     nodes: u16,
     lines: u16,
 }
@@ -142,13 +142,13 @@ struct Taken {
 pub struct Leaf {
     chunks: [Chunk; CHUNKS],
     used_total: AtomicU32,
-    taken: Lock<Taken>,
+    taken: Lock<HandedOut, { rank::LEAF }>,
     nodes: [Node; CHUNKS],
     lines: [Line; LINES],
 }
 
 // SAFETY: two integers, for which zero is valid and which have no drop.
-unsafe impl Zeroed for Taken {}
+unsafe impl Zeroed for HandedOut {}
 // SAFETY: atomics, entries, and a lock around two integers. Zero is valid for all of them, and none has a
 // drop.
 unsafe impl Zeroed for Leaf {}
@@ -191,20 +191,20 @@ impl Leaf {
         &self.lines[usize::from(line)]
     }
 
-    fn known(&self, at: usize) -> Option<Place<'_>> {
+    fn known(&self, at: usize) -> Option<EntryRef<'_>> {
         Some(self.place_in(self.line(at)?, at))
     }
 
-    fn place(&self, at: usize) -> Place<'_> {
+    fn place(&self, at: usize) -> EntryRef<'_> {
         self.place_in(self.line(at).unwrap_or_else(|| self.new_line(at)), at)
     }
 
-    fn place_in<'t>(&'t self, line: &'t Line, at: usize) -> Place<'t> {
-        Place { leaf: self, entry: &line.0[at % LINE_PAGES], chunk: at / CHUNK_PAGES }
+    fn place_in<'t>(&'t self, line: &'t Line, at: usize) -> EntryRef<'t> {
+        EntryRef { leaf: self, entry: &line.0[at % LINE_PAGES], chunk: at / CHUNK_PAGES }
     }
 
     /// Returns the first place from `at` to before `end`, in one chunk, that `walk` wants.
-    fn next_in_chunk(&self, at: usize, end: usize, walk: Walk) -> Option<(usize, Place<'_>)> {
+    fn next_in_chunk(&self, at: usize, end: usize, walk: Walk) -> Option<(usize, EntryRef<'_>)> {
         let chunk = at / CHUNK_PAGES;
         let lines = self.chunks[chunk].lines.get();
         let (mut at, mut end) = (at, end);
@@ -217,7 +217,7 @@ impl Leaf {
             let line = self.line_of(lines, at / LINE_PAGES % CHUNK_LINES);
             for entry in line.map_or(&[][..], |line| &line.0[at % LINE_PAGES..]).iter().take(line_end - at) {
                 if walk.wants(entry.load().state()) {
-                    return Some((at, Place { leaf: self, entry, chunk }));
+                    return Some((at, EntryRef { leaf: self, entry, chunk }));
                 }
                 at += 1;
             }
@@ -229,13 +229,13 @@ impl Leaf {
 
 /// A page's entry, together with the counts that the page is part of.
 #[derive(Clone, Copy)]
-pub struct Place<'t> {
+pub struct EntryRef<'t> {
     leaf: &'t Leaf,
     entry: &'t Entry,
     chunk: usize,
 }
 
-impl<'t> Place<'t> {
+impl<'t> EntryRef<'t> {
     /// Returns the entry itself.
     pub const fn entry(self) -> &'t Entry {
         self.entry
@@ -351,21 +351,21 @@ impl<'m> Table<'m> {
     }
 
     /// Returns the page's place. None where no leaf is attached, because nothing was ever managed there.
-    pub fn get(&self, page: PageIndex) -> Option<Place<'_>> {
+    pub fn get(&self, page: PageIndex) -> Option<EntryRef<'_>> {
         let (leaf, at) = self.split(page)?;
         Some(self.leaf(leaf)?.place(at))
     }
 
     /// Returns the page's place, or none if the leaf isn't attached or the page's line has no place yet. The
     /// page is absent then. For callers that do nothing with absent pages. Takes no memory for a line.
-    pub fn known(&self, page: PageIndex) -> Option<Place<'_>> {
+    pub fn known(&self, page: PageIndex) -> Option<EntryRef<'_>> {
         let (leaf, at) = self.split(page)?;
         self.leaf(leaf)?.known(at)
     }
 
     /// Returns the first page in `range` that `walk` looks for. Skips empty leaves and chunks. The result is
     /// only a hint unless the map lock is held.
-    pub fn next(&self, range: PageRange, walk: Walk) -> Option<(PageIndex, Place<'_>)> {
+    pub fn next(&self, range: PageRange, walk: Walk) -> Option<(PageIndex, EntryRef<'_>)> {
         let mut page = range.start;
         while page.0 < range.end.0 {
             let (leaf_at, at) = self.split(page)?;
@@ -399,7 +399,7 @@ impl<'m> Table<'m> {
 
     /// Calls `visit` for each used page in `range`, in address order. Must be called under the exclusive map
     /// lock.
-    pub fn for_each_used(&self, range: PageRange, mut visit: impl FnMut(PageIndex, Place<'_>)) {
+    pub fn for_each_used(&self, range: PageRange, mut visit: impl FnMut(PageIndex, EntryRef<'_>)) {
         let mut rest = range;
         while let Some((page, place)) = self.next(rest, Walk::Used) {
             visit(page, place);
@@ -522,7 +522,8 @@ mod tests {
     #[test]
     fn second_line_of_a_chunk_brings_a_node_and_moves_nothing() {
         let leaf = leaf();
-        let address = |place: Option<Place<'_>>| place.map(|place| core::ptr::from_ref(place.entry()).addr());
+        let address =
+            |place: Option<EntryRef<'_>>| place.map(|place| core::ptr::from_ref(place.entry()).addr());
         let taken = || {
             let taken = leaf.taken.lock();
             (taken.nodes, taken.lines)

@@ -2,7 +2,7 @@
 //! Nothing waits, no memory is a program's, and a write is over when a test says so.
 // UNSAFETY: the driver hands the pager its memory and writes the frames.
 
-use farpage_core::areas::{AreaMemory, Areas, Leases, Place, SlotMemory, heirs, pages};
+use farpage_core::areas::{AreaMemory, Areas, Leases, Placement, SlotMemory, heirs, pages};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
 use farpage_core::check::{self, InFlight};
 use farpage_core::config::{AreaOrder, Config, Install, SlotPolicy};
@@ -62,7 +62,7 @@ pub fn area(holders: &'static [AtomicU32], me: u32) -> AreaMemory<'static> {
     let bytes = SlotMemory::bytes(SlotPolicy::Clusters, SLOTS, 1);
     AreaMemory {
         slots: SLOTS,
-        place: Place::default(),
+        place: Placement::default(),
         leases: Leases::new(holders, me),
         memory: SlotMemory::carve(&mut region(bytes), SlotPolicy::Clusters, SLOTS, 1),
         discards: false,

@@ -43,7 +43,7 @@ fn invariant_2_after_a_failed_store_the_pool_has_no_older_copy() {
     assert!(matches!(driver.evict_and_place(PAGE, 1), State::Pooled(_)));
     let ticket = driver.begin_load(PAGE);
     assert_eq!(driver.finish_load(ticket), bytes_of(1));
-    // The page changes, and this time the pool has no room.
+    // The page changes, and this time the pool has no free space.
     driver.pager.pool().set_limit(0);
     assert!(matches!(driver.evict_and_place(PAGE, 2), State::Parked { .. }));
     assert_eq!(driver.pager.pool().usage().objects, 0, "the old bytes are still there");
@@ -116,7 +116,7 @@ fn what_is_old_becomes_denser_where_nobody_is_on_its_way_to_it() {
     assert_eq!(driver.densify(true), Densified::Nothing, "it isn't old");
     driver.pager.pool().turn();
     driver.pager.pool().turn();
-    // Without an area, densifying is the way to make room.
+    // Without an area, densifying is the way to free space in the pool.
     let mut writes = WriteBatch::new();
     assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch), Shrunk::NoArea);
     assert_eq!(driver.densify(true), Densified::Shorter);
@@ -185,16 +185,16 @@ fn invariant_6_a_failed_write_keeps_the_page() {
 /// slot on a failed area, and was lost with the slot.
 #[test]
 fn invariant_6_a_page_in_memory_is_left_to_an_area_that_failed_only_if_nothing_else_takes_it() {
-    for has_room in [true, false] {
+    for has_free_space in [true, false] {
         let mut driver = driver(64 << 10, true);
         driver.pager.pool().set_limit(0);
         driver.first_touch(PAGE);
         let slot = driver.evict_to_area(PAGE, 1);
         assert_eq!(bring(&mut driver, PAGE, 1), bytes_of(1));
         driver.pager.areas().set_state(AreaId(0), AreaState::ReadOnly);
-        driver.pager.pool().set_limit(if has_room { 64 << 10 } else { 0 });
+        driver.pager.pool().set_limit(if has_free_space { 64 << 10 } else { 0 });
         let state = driver.evict_and_place(PAGE, 1);
-        if has_room {
+        if has_free_space {
             assert!(matches!(state, State::Pooled(_)), "{state:?}");
             assert_eq!(driver.pager.areas().in_use(), 0);
         } else {
@@ -367,7 +367,7 @@ fn invariant_14_an_inherited_page_that_can_not_be_read_is_lost() {
 fn what_is_used_stays_while_a_walk_goes_through_memory() {
     const USED: u64 = 20;
     const WALKED: u64 = 80;
-    const ROOM: u64 = 60;
+    const RESIDENT_MAX: u64 = 60;
     let mut driver = driver(64 << 10, false);
     let (mut random, mut missed) = (7_u64, 0);
     for n in 0..40_000 {
@@ -381,7 +381,7 @@ fn what_is_used_stays_while_a_walk_goes_through_memory() {
             missed += u32::from(n >= 20_000);
             driver.first_touch(page);
         }
-        while driver.pager.resident() > ROOM {
+        while driver.pager.resident() > RESIDENT_MAX {
             assert!(driver.evict_zeros() > 0);
         }
     }
@@ -389,13 +389,13 @@ fn what_is_used_stays_while_a_walk_goes_through_memory() {
     assert!((100..1_000).contains(&missed), "{missed} of 10,000");
 }
 
-/// Touches at random in 120 pages, half of them in the first 20, with room for 60. Remembering which
-/// pages come back soon saves two thirds of the faults on the first 20.
+/// Touches at random in 120 pages, half of them in the first 20, with memory for 60. Remembering which pages
+/// come back soon saves two thirds of the faults on the first 20.
 #[test]
 fn what_is_touched_often_stays_where_lone_victims_are_cheap() {
     const HOT: u64 = 20;
     const ALL: u64 = 120;
-    const ROOM: u64 = 60;
+    const RESIDENT_MAX: u64 = 60;
     let missed_with = |lone| {
         let mut driver = driver(64 << 10, false);
         driver.pager.lone_victims_are(lone);
@@ -407,7 +407,7 @@ fn what_is_touched_often_stays_where_lone_victims_are_cheap() {
                 missed[usize::from(page.0 >= HOT)] += u32::from(n >= 40_000);
                 driver.first_touch(page);
             }
-            while driver.pager.resident() > ROOM {
+            while driver.pager.resident() > RESIDENT_MAX {
                 assert!(driver.evict_zeros() > 0);
             }
         }
@@ -440,13 +440,13 @@ fn when_all_pages_are_to_be_spared_some_go_all_the_same() {
 
 const FIRST: PageIndex = PageIndex(1_000);
 
-/// Touches pages from `FIRST` on while there is room for `room` pages. Returns how many came back in.
-fn go(driver: &mut Driver, room: u64, pages: impl Iterator<Item = u64>) -> u64 {
+/// Touches pages from `FIRST` on while there is memory for `pages_max` pages. Returns how many came back in.
+fn go(driver: &mut Driver, pages_max: u64, pages: impl Iterator<Item = u64>) -> u64 {
     let count = |driver: &Driver| driver.pager.stats().get(Counter::SwpinZero);
     let before = count(driver);
     for page in pages {
         driver.touch(FIRST.plus(page), Access::Read);
-        while driver.pager.resident() > room {
+        while driver.pager.resident() > pages_max {
             assert!(driver.evict_zeros() > 0);
         }
     }

@@ -231,7 +231,7 @@ fn a_child_reads_its_own_part_of_a_slot_that_its_parent_has_left() {
     }
 }
 
-/// Slots that become free are counted: parts alone make no room for anything.
+/// Slots that become free are counted: parts alone free no space.
 #[test]
 fn kept_parts_are_released_where_that_frees_their_slot() {
     let mut driver = driver(0, true);
@@ -350,8 +350,8 @@ impl Walk {
         let mut went = (0, 0);
         for page in self.pages.iter().map(Some).chain([None]) {
             page.into_iter().for_each(|page| self.touch(page));
-            let room = if page.is_some() { self.pages.count() / 3 } else { 0 };
-            while self.driver.pager.resident() > room {
+            let resident_max = if page.is_some() { self.pages.count() / 3 } else { 0 };
+            while self.driver.pager.resident() > resident_max {
                 let (behind, kept) = self.evict(kind);
                 went = (went.0 + behind, went.1 + kept);
             }

@@ -39,7 +39,7 @@ fn shrink_to_area(driver: &mut Driver) {
     assert_eq!(driver.pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
 }
 
-/// All pages that don't compress, but for a few, once went to the area although the pool had room for
+/// All pages that don't compress, but for a few, once went to the area although the pool had free space for
 /// everything that was out. Each touch of one was then a read.
 #[test]
 fn where_the_pool_holds_all_that_is_out_they_stay() {
@@ -68,7 +68,7 @@ fn where_an_area_is_needed_few_wait_in_the_pool_and_the_oldest_go_first() {
     let is_on_area = |driver: &Driver, page| matches!(driver.pager.state(page), State::OnArea(_));
     assert!(is_on_area(&driver, PageIndex(3)) && is_on_area(&driver, PageIndex(4)));
 
-    // Far from full, the pool is shrunk until the next pages that don't compress have room.
+    // Far from full, the pool is shrunk until the next pages that don't compress fit.
     while driver.pager.should_shrink() {
         shrink_to_area(&mut driver);
     }

@@ -14,7 +14,6 @@ use farpage_os::proc::{OwnMemory, Pagemap};
 use farpage_os::sys::Errno;
 use linux_raw_sys::general::{PROT_NONE, PROT_READ};
 
-pub(super) const EFAULT: Errno = Errno(14);
 /// Nanoseconds between two looks for a free place.
 const TURN_NS: u64 = 20_000;
 
@@ -115,7 +114,7 @@ impl ByProtection {
                     return Ok(part.count());
                 }
                 // The kernel may have several mappings there, but moves pages of one mapping only.
-                Err(EFAULT) if part.count() > 1 => part = PageRange::of(part.start, part.count() / 2),
+                Err(Errno::EFAULT) if part.count() > 1 => part = PageRange::of(part.start, part.count() / 2),
                 Err(error) => return Err(install_error(error)),
             }
         }

@@ -45,7 +45,7 @@ impl Book {
     }
 
     /// Makes the leaves for `pages`. Only one thread at a time may call this.
-    fn make_room(&self, pages: PageRange) -> Result<(), Errno> {
+    fn make_leaves(&self, pages: PageRange) -> Result<(), Errno> {
         for leaf in pages.start.0 / LEAF_PAGES..pages.end.0.div_ceil(LEAF_PAGES) {
             let place = &self.leaves[leaf as usize];
             if place.load(Ordering::Relaxed).is_null() {
@@ -58,7 +58,7 @@ impl Book {
     }
 
     fn leaf(&self, page: PageIndex) -> Option<&Leaf> {
-        // Ordering: Acquire pairs with the Release in `make_room`.
+        // Ordering: Acquire pairs with the Release in `make_leaves`.
         let leaf = self.leaves.get((page.0 / LEAF_PAGES) as usize)?.load(Ordering::Acquire);
         // SAFETY: the pointer is null, or names a leaf that is never freed.
         unsafe { leaf.as_ref() }
@@ -119,7 +119,7 @@ impl Book {
 
     /// Registers `pages` as closed, and as readable and writable for the program.
     pub(super) fn register(&self, pages: PageRange) -> Result<(), Errno> {
-        self.make_room(pages)?;
+        self.make_leaves(pages)?;
         self.forget(pages);
         self.set(pages, KNOWN | READ_WRITE << 1);
         Ok(())
@@ -240,7 +240,7 @@ mod tests {
         #[test]
         fn book_knows_each_page_and_every_border(changes in changes()) {
             let book = Book::new().unwrap();
-            book.make_room(pages(0, SOME)).unwrap();
+            book.make_leaves(pages(0, SOME)).unwrap();
             let mut model = [0_u64; SOME as usize];
             for change in changes {
                 match change {

@@ -32,8 +32,6 @@ use linux_raw_sys::general::{MADV_DONTNEED, MADV_POPULATE_WRITE, PROT_NONE};
 /// Runs that are opened one by one when a range is registered, at most. If there are more, runs are opened
 /// with the gaps between them.
 const RUNS_MAX: u64 = 4096;
-const ENOMEM: Errno = Errno(12);
-const EIO: Errno = Errno(5);
 
 /// Sets the kernel's protection of `pages`. The caller deals with an error.
 fn protect(pages: PageRange, protection: usize) -> Result<(), Errno> {
@@ -91,7 +89,7 @@ impl ByProtection {
         let (memory, careful) = (OwnMemory::open()?, Careful::new(&pagemap)?);
         let is_forcible = is_forcible(&memory)?;
         if careful.is_none() && !is_forcible {
-            return Err(EIO);
+            return Err(Errno::EIO);
         }
         let pages = ByProtection {
             memory,
@@ -113,13 +111,14 @@ impl ByProtection {
         Ok(pages.careful.is_some().then_some(pages))
     }
 
-    /// Closes `pages`, which are open. After a failure the pages are open again, and false is returned.
+    /// Closes `pages`, which are open. After a failure the pages are opened again ([`ByProtection::reopen`]),
+    /// and false is returned.
     fn close(&self, pages: PageRange) -> bool {
         self.close_to(pages, PROT_NONE as usize)
     }
 
-    /// Closes `pages`, which are open, to all accesses but those that `protection` allows. After a failure
-    /// the pages are open again, and false is returned.
+    /// Closes `pages`, which are open, to all accesses but those that `protection` allows. A failure is
+    /// handled as in [`ByProtection::close`].
     fn close_to(&self, pages: PageRange, protection: usize) -> bool {
         self.book.set_open(pages, false);
         let is_closed = protect(pages, protection).is_ok();
@@ -130,7 +129,8 @@ impl ByProtection {
     }
 
     /// Opens `pages` again, all or some of which were closed. A page for which the kernel has no mapping to
-    /// spare stays closed. A thread that touches it faults until it can be opened.
+    /// spare stays closed, although the book says that it is open. A thread that touches the page faults, and
+    /// has it opened after some faults. If that fails, too, the program gets the signal.
     fn reopen(&self, pages: PageRange) {
         self.book.set_open(pages, true);
         let _ = self.part(pages);
@@ -234,7 +234,7 @@ impl ByProtection {
         }
         let mut all = true;
         self.for_each_run_present(pages, gap, |run| all = all && self.open(run) == run.count())?;
-        if all { Ok(()) } else { Err(ENOMEM) }
+        if all { Ok(()) } else { Err(Errno::ENOMEM) }
     }
 
     /// Calls `visit` for each run of present pages. Present pages with a gap of fewer than `gap` pages
@@ -264,7 +264,7 @@ impl ByProtection {
 }
 
 const fn install_error(error: Errno) -> InstallError {
-    if error.0 == ENOMEM.0 { InstallError::NoMemory } else { InstallError::Unmapped }
+    if matches!(error, Errno::ENOMEM) { InstallError::NoMemory } else { InstallError::Unmapped }
 }
 
 impl Pages for &ByProtection {
@@ -365,7 +365,7 @@ impl ByProtection {
         let mut result = Ok(());
         self.book.for_each_run(pages, is_open, |run, _| {
             if result.is_ok() && !self.close(run) {
-                result = Err(ENOMEM);
+                result = Err(Errno::ENOMEM);
             }
         });
         result
@@ -497,7 +497,7 @@ impl ByProtection {
                 let run = PageRange::of(to.start.plus(run.start.0 - from.0), run.count());
                 self.book.set(run, bits & !OPEN);
                 if is_open(bits) && self.open(run) < run.count() {
-                    result = Err(ENOMEM);
+                    result = Err(Errno::ENOMEM);
                 }
             },
         );

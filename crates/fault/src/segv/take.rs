@@ -9,7 +9,7 @@
 //! Pages that the program may not write are copied there, too.
 // UNSAFETY: these calls take pages of the program away, with their callers' promises.
 
-use super::aside::{Careful, EFAULT, move_aside, move_back};
+use super::aside::{Careful, move_aside, move_back};
 use super::book::{READ_WRITE, allowed};
 use super::{ByProtection, drop_memory, protect};
 use crate::Outgoing;
@@ -18,6 +18,7 @@ use crate::uffd::RunBits;
 use farpage_core::pager::Taken;
 use farpage_core::units::PageRange;
 use farpage_os::proc::Mapped;
+use farpage_os::sys::Errno;
 use linux_raw_sys::general::{PROT_NONE, PROT_READ};
 
 /// The kernel's answer about a run's pages: bit n for page n.
@@ -103,7 +104,7 @@ impl ByProtection {
             let mut moved = Ok(());
             until_done(|| {
                 moved = move_aside(alone, place);
-                moved.is_ok() || moved == Err(EFAULT)
+                moved.is_ok() || moved == Err(Errno::EFAULT)
             });
             // EFAULT: the program has unmapped the page unseen by Farpage, and no longer needs it.
             let is_left = moved.is_ok() && self.mark_or_drop(claim, place) != 0;

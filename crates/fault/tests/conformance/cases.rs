@@ -335,8 +335,8 @@ pub fn poisoned_page_is_refused_to_the_kernel(bench: &'static Bench) {
     assert_eq!(error, rustix::io::Errno::FAULT);
 }
 
-/// The program must be told of a poisoned page. A handler that treated the page as missing would wait for
-/// ever.
+/// The program must be told of a poisoned page. A handler thread that treated the page as missing would wait
+/// for ever.
 pub fn touch_of_a_poisoned_page_is_signalled_until_it_is_replaced(bench: &'static Bench) {
     bench.fill(2);
     bench.take(&[(0, 5), (1, 6)]);
@@ -697,8 +697,8 @@ pub fn page_shared_with_a_child_is_never_taken_wrongly(bench: &'static Bench) {
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(libc::WEXITSTATUS(status), 2, "the child saw something else than its page");
 }
-/// The story: a handler read the event, which let the call go on. Only then did the handler look whether the
-/// call was a known one. The call was over by then, and a program was stopped for nothing.
+/// The story: a handler thread read the event, which let the call go on. Only then did the handler thread
+/// look whether the call was a known one. The call was over by then, and a program was stopped for nothing.
 pub fn moves_that_we_make_are_told_from_those_that_we_do_not_see(bench: &'static Bench) {
     use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed};
     let (bytes, uffd) = (16 * PAGE_BYTES, bench.uffd.unwrap());

@@ -261,7 +261,7 @@ impl Bench {
         let everywhere = rustix::thread::sched_getaffinity(None).unwrap();
         for _ in 0..4 {
             farpage_os::thread::for_each_cpu(|cpu| {
-                farpage_os::thread::pin_to_cpu(cpu);
+                farpage_os::thread::bind_to_cpu(cpu);
                 let busy = pages.iter_mut().filter(|page| page.taken == Taken::Busy);
                 busy.for_each(|page| self.take_once(core::slice::from_mut(page)));
                 rustix::thread::sched_setaffinity(None, &everywhere).unwrap();

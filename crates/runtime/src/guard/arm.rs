@@ -18,15 +18,16 @@ use super::WAKES_ONLY;
 use super::handlers::{self, ENGINE, born};
 use super::rooms::{self, ARMED, FAILED, GIVEN, LATER, Room};
 use super::signals::{self, open};
-use crate::credentials;
 use crate::engine::Engine;
+use crate::engine::start::KEEPER;
+use crate::privileges::credentials;
 use crate::session::{Notice, StopReason};
-use crate::start::KEEPER;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use farpage_core::sync::Lock;
+use farpage_core::sync::{Lock, rank};
 use farpage_core::units::{PageIndex, PageRange};
 use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::dispatch::{self, Selector, set_born};
+use farpage_os::errno::returned;
 use farpage_os::frame::Frame;
 use farpage_os::futex;
 use farpage_os::peek;
@@ -37,6 +38,7 @@ use farpage_os::signal::{
 };
 use farpage_os::sys::{self, Errno, SignalMask, number};
 use farpage_os::thread;
+use linux_raw_sys::general as raw;
 
 static SELECTOR: Selector = Selector::new();
 /// Address range of Farpage's own code. System calls from there always pass.
@@ -59,7 +61,7 @@ impl Others {
 }
 
 /// Threads that are about to run another program.
-static LEAVING: Lock<[u32; LEAVING_MAX]> = Lock::new([0; LEAVING_MAX]);
+static LEAVING: Lock<[u32; LEAVING_MAX], { rank::LAST }> = Lock::new([0; LEAVING_MAX]);
 /// Entries of `LEAVING`. More than one is used only if threads race to run another program, which ends the
 /// rest.
 const LEAVING_MAX: usize = 16;
@@ -153,7 +155,7 @@ fn let_threads_pass() -> Result<(), Errno> {
     const LONG_ENOUGH_NS: u64 = 1_000_000;
     /// The least wait for each thread. A thread that hangs in the kernel takes no time from those after it.
     const EACH_NS: u64 = 20_000_000;
-    let all_until_ns = now_ns() + crate::retire::PATIENCE_NS;
+    let all_until_ns = now_ns() + crate::engine::retire::PATIENCE_NS;
     let own = current_thread();
     proc::for_each_thread(|thread| {
         if thread == own
@@ -188,9 +190,8 @@ pub fn let_others_leave(until_ns: u64) {
 
 /// Finds the mapping that this function is in. All of Farpage's code is in one library.
 fn find_own_code() -> Result<(), Errno> {
-    const ENOENT: i32 = 2;
     let here = PageIndex::of_address(find_own_code as *const () as usize);
-    let mut found = Err(Errno(ENOENT));
+    let mut found = Err(Errno::ENOENT);
     proc::for_each_mapping(|mapping| {
         if mapping.pages.contains(here) {
             CODE[0].store(mapping.pages.start.address(), Ordering::Relaxed);
@@ -210,7 +211,7 @@ fn unforked<T>(engine: &Engine, step: impl FnOnce() -> T) -> T {
 
 /// Installs the handler that arms a thread. Returns true if the handler was in place already.
 fn install_arming(engine: &Engine) -> bool {
-    // The handler runs on a thread's alternate stack, if there is one. Go's other stacks have no room for a
+    // The handler runs on a thread's alternate stack, if there is one. Go's other stacks are too small for a
     // signal's frame.
     let action = Action::of(on_arm, open());
     unforked(engine, || {
@@ -310,7 +311,7 @@ fn send(engine: &Engine, thread: u32, room: &Room) -> bool {
 /// meanwhile, because a signal that arrives when the handler is gone ends the new program. A signal that was
 /// sent earlier is delivered before the call.
 pub fn leave_by<T>(engine: &Engine, call: impl FnOnce() -> T) -> T {
-    if engine.handover.is_none() || handlers::is_borrower(Some(engine)) {
+    if engine.mode().calls_can_wait() || handlers::is_borrower(Some(engine)) {
         return call();
     }
     let own = current_thread();
@@ -608,9 +609,7 @@ unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context)
         signals::open_also(open());
         be_armed(room, context)
     };
-    if is_made_again && signals::is_handling(context.blocked | bit(SIGSETXID)) {
-        end_after_all(context);
-    }
+    end_if_another_signal_does(context, is_made_again, context.blocked | bit(SIGSETXID));
 }
 
 /// Arms the thread that was interrupted with this context, and waits for the rest. Puts the arming off if the
@@ -666,7 +665,7 @@ fn wait_for_the_rest(context: &Context) {
 }
 
 /// Result of a call that a signal has ended.
-const EINTR: usize = -(linux_raw_sys::errno::EINTR as isize) as usize;
+const EINTR: usize = returned::EINTR as usize;
 
 /// Has the thread make a call again that the kernel has ended with EINTR for Farpage's signal. The program
 /// has nothing to do with that signal. Returns whether the call is made again.
@@ -688,6 +687,52 @@ fn make_again(context: &mut Context, expected: Option<CallUnderWay>) -> bool {
         context.call_again(number);
     }
     number.is_some()
+}
+
+/// Has the thread make the call again that this signal of Farpage's has ended, if the code before the call
+/// says which call it was. `context` is the signal's, and `signal` its number.
+pub fn make_interrupted_call_again(signal: u32, context: &mut Context) {
+    // A handler of the program's may block the signal. Such a handler may have ended the call, and returned
+    // just before this signal was delivered.
+    let is_made_again = !signals::is_blocked_in_a_handler(signal) && make_again(context, None);
+    end_if_another_signal_does(context, is_made_again, context.blocked);
+}
+
+/// Ends the interrupted call after all, if a signal of the program's has come meanwhile that ends it. The
+/// program's handler runs as soon as this one returns. `blocked` has the signals that are blocked then.
+fn end_if_another_signal_does(context: &mut Context, is_made_again: bool, blocked: u64) {
+    if is_made_again {
+        if signals::is_handling(blocked) {
+            end_after_all(context);
+        }
+    } else if signals::is_ending_calls(blocked) && is_before_waiting_call(context) {
+        // The kernel makes the call again by itself, for the sake of Farpage's handler.
+        end_after_all(context);
+    }
+}
+
+/// Returns whether the thread is about to make a call that may wait, and that a signal may end. The kernel
+/// has interrupted the call for a signal, or the call hasn't begun.
+fn is_before_waiting_call(context: &Context) -> bool {
+    const WAITING: [u32; 13] = [
+        raw::__NR_read,
+        raw::__NR_readv,
+        raw::__NR_write,
+        raw::__NR_writev,
+        raw::__NR_wait4,
+        raw::__NR_waitid,
+        raw::__NR_flock,
+        raw::__NR_accept,
+        raw::__NR_accept4,
+        raw::__NR_recvfrom,
+        raw::__NR_recvmsg,
+        raw::__NR_sendto,
+        raw::__NR_sendmsg,
+    ];
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    let (at, number) = (context.register(Register::Rip), context.register(Register::Rax));
+    let is_waiting = WAITING.iter().any(|waiting| *waiting as usize == number);
+    is_waiting && peek::read(at) == Some(SYSCALL) && number_before(at + SYSCALL.len()) == Some(number)
 }
 
 /// Returns the number of a call that returns to `after`. The code before must be `mov eax, number; syscall`,

@@ -1,9 +1,9 @@
 //! The table of the x86-64 Linux system calls that are given addresses, and of what lies at these addresses.
 //!
 //! Calls that only name memory (munmap, madvise, mlock ...) don't look at it. For this table they have no
-//! addresses, and [`crate::changes`] deals with what they do to memory. A call that [`pointers`] doesn't know
-//! is newer than this table, or does different things by its arguments. [`super::buffers`] knows some calls
-//! of the second kind.
+//! addresses, and [`crate::mappings::changes`] deals with what they do to memory. A call that [`pointers`]
+//! doesn't know is newer than this table, or does different things by its arguments. [`super::buffers`] knows
+//! some calls of the second kind.
 
 use linux_raw_sys::general as raw;
 

@@ -6,9 +6,9 @@
 //! because they take no descriptor.
 // UNSAFETY: a worker is used by the thread that has claimed it.
 
-use super::kept::Descriptors;
+use super::descriptors::Descriptors;
 use crate::engine::Engine;
-use crate::map_lock::{DIRECT, ReaderIndex};
+use crate::mappings::map_lock::{DIRECT, ReaderIndex};
 use crate::worker::Worker;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use farpage_core::config::Install;
@@ -54,7 +54,9 @@ impl Direct {
     /// they can't: whether a moved page has left its frame is said only by a descriptor that isn't in a
     /// program's table.
     pub fn is_possible(engine: &Engine) -> bool {
-        engine.uffd.is_some() && engine.handover.is_some() && engine.pager.config.install != Install::Move
+        engine.uffd.is_some()
+            && !engine.mode().calls_can_wait()
+            && engine.pager.config.install != Install::Move
     }
 
     /// Serves a fault if possible. Runs in a handler, with all signals blocked but Farpage's.
@@ -62,16 +64,16 @@ impl Direct {
         // The wait comes first, because what is known of descriptors mustn't be old.
         engine.lull.wait();
         if engine.is_over_limit() && engine.pager.takes_memory(fault.page, fault.access) {
-            engine.wait_for_room();
+            engine.wait_for_headroom();
         }
         self.descriptors.settle(engine.is_active());
-        if engine.protections.is_none() && !self.descriptors.has_userfaultfd() {
+        if !engine.mode().installs_by_file() && !self.descriptors.has_userfaultfd() {
             engine.evictor.engine_serves(now_ns());
             return Inline::Elsewhere;
         }
         let Some(at) = self.claim() else { return Inline::Elsewhere };
         let server = &self.servers[at];
-        if engine.protections.is_none() && !self.descriptors.has_userfaultfd() {
+        if !engine.mode().installs_by_file() && !self.descriptors.has_userfaultfd() {
             // The userfaultfd was lost meanwhile, by a thread that doesn't wait for this one.
             server.leave();
             return Inline::Elsewhere;

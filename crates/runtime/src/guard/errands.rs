@@ -18,8 +18,8 @@ use farpage_core::table::ranges::Flags;
 use farpage_core::units::{PageIndex, PageRange};
 use farpage_fault::Fault;
 use farpage_os::futex;
+use farpage_os::proc;
 use farpage_os::sys::{self, Errno};
-use linux_raw_sys::errno::ESRCH;
 use linux_raw_sys::general as raw;
 
 /// Nanoseconds after which a waiting child looks whether its maker is still there.
@@ -50,7 +50,8 @@ pub struct Errand {
 fn is_gone(process: u32) -> bool {
     // SAFETY: the call takes no pointer, and signal 0 sends nothing.
     let asked = unsafe { sys::call(raw::__NR_kill as usize, [process as usize, 0, 0, 0, 0, 0]) };
-    sys::check(asked) == Err(Errno(ESRCH as i32))
+    // Until its parent has waited for it, a process that has ended keeps its id.
+    sys::check(asked) == Err(Errno::ESRCH) || proc::is_zombie(process)
 }
 
 /// Returns whether any child has asked for something that no engine thread does yet.

@@ -16,13 +16,13 @@ use super::resident::Guarding;
 use super::rooms::{self, Level, Room};
 use super::sent::hook_at;
 use super::signals::{self, open};
-use crate::changes;
-use crate::credentials::{self, Whose};
-use crate::engine::Engine;
-use crate::filters;
-use crate::first::First;
-use crate::limits;
-use crate::retire;
+use crate::engine::retire;
+use crate::engine::{Engine, FaultMode};
+use crate::mappings::changes;
+use crate::privileges::credentials::{self, Whose};
+use crate::privileges::filters;
+use crate::privileges::limits;
+use crate::session::first::First;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farpage_core::pager::Access;
 use farpage_core::table::entry::State;
@@ -31,6 +31,7 @@ use farpage_fault::Fault;
 use farpage_fault::segv::ByProtection;
 use farpage_fault::signal::{fault_of, forbidden_of, unmapped_of};
 use farpage_os::dispatch::{Birth, Call, Making, is_about_arming};
+use farpage_os::errno::returned::{EAGAIN, EBADF, EFAULT, EINVAL, ENOSYS, EPERM};
 use farpage_os::peek;
 use farpage_os::signal::{
     Action, AlternateStack, Context, Info, Register, SIGBUS, SIGSEGV, bit, change_blocked, send_to_thread,
@@ -48,13 +49,6 @@ pub fn engine() -> Option<&'static Engine> {
     // SAFETY: the pointer is null, or refers to an engine, which is placed for good.
     unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
 }
-
-const EBADF: isize = -(linux_raw_sys::errno::EBADF as isize);
-const EFAULT: isize = -(linux_raw_sys::errno::EFAULT as isize);
-const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
-const EPERM: isize = -(linux_raw_sys::errno::EPERM as isize);
-const EAGAIN: isize = -(linux_raw_sys::errno::EAGAIN as isize);
-const ENOSYS: isize = -(linux_raw_sys::errno::ENOSYS as isize);
 
 /// Handles the signal for a page that is out.
 pub unsafe extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut Context) {
@@ -78,7 +72,7 @@ pub unsafe extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut Co
 /// aside for a moment on its way out (`move_memory`).
 fn aside_of(info: &Info, context: &Context) -> Option<Fault> {
     let is_managed = |fault: &Fault| {
-        engine().is_some_and(|engine| engine.protections.is_some() && engine.is_registered(fault.page))
+        engine().is_some_and(|engine| engine.mode() == FaultMode::Segv && engine.is_registered(fault.page))
     };
     unmapped_of(info, context).filter(is_managed)
 }
@@ -393,8 +387,8 @@ impl Stopped<'_> {
     }
 
     /// Has the thread make the call when the handler returns. Otherwise returns an answer. EFAULT: the
-    /// arguments of a `clone3` can't be read. EAGAIN: there is no room or no trampoline for the new thread or
-    /// child.
+    /// arguments of a `clone3` can't be read. EAGAIN: there is no [`Room`] or no trampoline for the new
+    /// thread or child.
     fn make(self) -> Option<isize> {
         if self.is_clone_of_nothing() {
             return Some(EFAULT);
@@ -429,8 +423,9 @@ impl Stopped<'_> {
             Some(Birth::Copy | Birth::CopyElsewhere { .. }) | None => 0,
         };
         // SAFETY: the level is this thread's own, and its last call is over.
-        let room = unsafe { &mut *self.level.room.get() };
-        let making = Making { done: self.level.holder.busy_word(), maker: self.room.word(), newborn, room };
+        let scratch = unsafe { &mut *self.level.scratch.get() };
+        let making =
+            Making { done: self.level.holder.busy_word(), maker: self.room.word(), newborn, scratch };
         // SAFETY: the call was stopped in this context, which is this handler's own. The arguments of a
         // `clone3` are readable, as above. Faults on the program's stacks run a handler on top of this one.
         if unsafe { self.call.make(self.context, making) } {

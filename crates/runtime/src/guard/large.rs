@@ -19,6 +19,7 @@ use super::signals::{self, open};
 use crate::engine::Engine;
 use farpage_os::clock::sleep_ns;
 use farpage_os::dispatch::Call;
+use farpage_os::errno::returned::{EAGAIN, EINTR, ENOSYS, EOPNOTSUPP, EPERM};
 use farpage_os::signal::{Context, Register};
 use farpage_os::sys;
 use linux_raw_sys::general as raw;
@@ -149,7 +150,7 @@ pub fn transfer(
         Kind::File => parts.each(&mut buffers, |parts, address, bytes| parts.all(address, bytes, part)),
         Kind::Stream if how.is_write => {
             let wait = Wait::of(fd, &plain);
-            let write = |parts: &mut Parts<'_>, address, bytes| parts.as_there_is_room(&wait, address, bytes);
+            let write = |parts: &mut Parts<'_>, address, bytes| parts.as_space_comes(&wait, address, bytes);
             parts.each(&mut buffers, write)
         }
         Kind::Stream if Wait::of(fd, &plain).is_not_to && !asks_from_where(&plain) => parts
@@ -415,11 +416,11 @@ impl Parts<'_> {
         Ok(())
     }
 
-    fn as_there_is_room(&mut self, wait: &Wait, address: usize, bytes: usize) -> Result<(), Over> {
+    fn as_space_comes(&mut self, wait: &Wait, address: usize, bytes: usize) -> Result<(), Over> {
         let mut done = 0;
         while done < bytes {
             let blocked = self.context.blocked & !open();
-            let (waited, came) = self.room.at_work.waiting(|| wait.for_room(blocked));
+            let (waited, came) = self.room.at_work.waiting(|| wait.for_space(blocked));
             if let Some(signal) = came {
                 // The signal's handler runs now. If nothing is written yet, the call is made again after the
                 // handler, if both allow that.
@@ -483,11 +484,6 @@ fn send_now(number: usize, arguments: [usize; 6], has_begun: bool) -> isize {
 }
 
 const MSG_DONTWAIT: usize = 0x40;
-const ENOSYS: isize = -(linux_raw_sys::errno::ENOSYS as isize);
-const EPERM: isize = -(linux_raw_sys::errno::EPERM as isize);
-const EOPNOTSUPP: isize = -(linux_raw_sys::errno::EOPNOTSUPP as isize);
-const EINTR: isize = -(linux_raw_sys::errno::EINTR as isize);
-const EAGAIN: isize = -(linux_raw_sys::errno::EAGAIN as isize);
 
 /// How a writer waits for free space.
 struct Wait {
@@ -524,7 +520,7 @@ impl Wait {
 
     /// Waits until something can be written, or a signal of the program's has come. Returns 0, EINTR for a
     /// signal, or EAGAIN when the time limit has passed.
-    fn for_room(&self, mask: u64) -> isize {
+    fn for_space(&self, mask: u64) -> isize {
         const POLLOUT: u64 = 4;
         if self.is_not_to {
             return 0;

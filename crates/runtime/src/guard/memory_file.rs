@@ -6,7 +6,7 @@
 //! for evicted pages, and nothing is refused.)
 
 use super::buffers::Memory;
-use crate::engine::Engine;
+use crate::engine::{Engine, FaultMode};
 use farpage_os::dispatch::Call;
 use farpage_os::{peek, sys};
 use linux_raw_sys::errno::EACCES;
@@ -17,7 +17,9 @@ const PATH_BYTES_MAX: usize = 4096;
 /// Returns the answer to a call that would open a file of memory under a path that ends in `mem`. Returns
 /// `None` for every other call. The memory that the call's arguments point to must be there.
 pub fn refuse(engine: &Engine, call: &Call, memory: &mut impl Memory) -> Option<isize> {
-    engine.protections?;
+    if engine.mode() != FaultMode::Segv {
+        return None;
+    }
     let (directory, path) = match call.number as u32 {
         raw::__NR_open | raw::__NR_creat => (raw::AT_FDCWD as usize, call.arguments[0]),
         raw::__NR_openat | raw::__NR_openat2 => (call.arguments[0], call.arguments[1]),
@@ -81,7 +83,7 @@ fn is_memory(descriptor: usize) -> bool {
     }
     let mut target = [0_u8; 64];
     let arguments = [name.as_ptr() as usize, target.as_mut_ptr() as usize, target.len(), 0, 0, 0];
-    // SAFETY: both buffers are on this stack: a text that ends with 0, and room for 64 bytes of answer.
+    // SAFETY: both buffers are on this stack: a text that ends with 0, and 64 bytes for the answer.
     let length = unsafe { sys::call(raw::__NR_readlink as usize, arguments) };
     let target = &target[..length.clamp(0, 64) as usize];
     target.starts_with(b"/proc/") && target.ends_with(b"/mem")

@@ -27,7 +27,9 @@ pub(crate) const UNTIL_ARMED: u64 = bit(SIGSETXID);
 /// Word sent along with that signal if the signal shall only end what a thread waits for.
 pub(crate) const WAKES_ONLY: usize = 0;
 
-pub use arm::{StackInUse, end_hook, is_caller_armed, leave_by, stack_in_use, without_stack};
+pub use arm::{
+    StackInUse, end_hook, is_caller_armed, leave_by, make_interrupted_call_again, stack_in_use, without_stack,
+};
 /// Resets a fork's child, before it has an engine of its own, as if there had never been an engine.
 pub(crate) use handlers::leave_copy as leave_in_child;
 pub use sent::{HOOKS_MAX, during_hook, forget_in_hooks, hooks_run_on};
@@ -38,10 +40,10 @@ pub(crate) mod arm;
 pub mod buffers;
 pub mod calls;
 mod deliver;
+mod descriptors;
 pub(crate) mod direct;
 pub(crate) mod errands;
 mod handlers;
-mod kept;
 mod large;
 mod memory_file;
 mod resident;

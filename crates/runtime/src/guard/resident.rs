@@ -8,9 +8,9 @@ use super::buffers::{Buffer, Memory};
 use super::calls::How;
 use super::errands::Wanted;
 use super::rooms::{self, Level, Room};
-use crate::changes::pages_of;
-use crate::engine::Engine;
-use crate::locked;
+use crate::engine::{Engine, FaultMode};
+use crate::mappings::changes::pages_of;
+use crate::mappings::locked;
 use core::cell::Cell;
 use farpage_core::pager::Access;
 use farpage_core::table::entry::State;
@@ -243,7 +243,7 @@ impl Memory for Guarding<'_> {
         }
         // Held before the look at whether the pages are there.
         self.level.holder.hold(pages);
-        if self.engine.protections.is_some() {
+        if self.engine.mode() == FaultMode::Segv {
             // A thread that closes memory for a moment (a fork) does so under the map lock, and leaves held
             // memory alone.
             self.engine.map.wait_for_changes();

@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering
 use farpage_core::holds::{self, Holder};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_os::clock::now_ns;
-use farpage_os::dispatch::ROOM_WORDS;
+use farpage_os::dispatch::SCRATCH_WORDS;
 use farpage_os::memory;
 use farpage_os::signal::{AlternateStack, alternate_stack};
 use farpage_os::sys::{self, number};
@@ -45,7 +45,7 @@ pub struct Level {
     /// The call returns to what a handler interrupted, and nobody says when it is done.
     pub returns: AtomicBool,
     /// Arguments that aren't the program's own, for as long as the kernel reads them.
-    pub room: UnsafeCell<[usize; ROOM_WORDS]>,
+    pub scratch: UnsafeCell<[usize; SCRATCH_WORDS]>,
     /// A mask of signals that isn't the program's own, for as long as the kernel reads it.
     pub mask: UnsafeCell<u64>,
     /// Address and size of `mask`, for calls that take both by one argument.

@@ -69,16 +69,16 @@ pub struct AtWork {
     is_waiting: AtomicBool,
     /// The program's signal that came during the wait; 0 if none did.
     came: AtomicU32,
-    kept: [Kept; 2],
+    kept: [PendingSignal; 2],
 }
 
 /// A signal that may be kept. Zeros are a valid value, because rooms are made of them.
-struct Kept {
+struct PendingSignal {
     is_kept: AtomicBool,
     info: UnsafeCell<MaybeUninit<Info>>,
 }
 
-impl Kept {
+impl PendingSignal {
     fn is_there(&self) -> bool {
         self.is_kept.load(Ordering::Relaxed)
     }
@@ -91,7 +91,7 @@ unsafe impl Sync for AtWork {}
 impl AtWork {
     const fn new() -> AtWork {
         let kept = [const {
-            Kept { is_kept: AtomicBool::new(false), info: UnsafeCell::new(MaybeUninit::uninit()) }
+            PendingSignal { is_kept: AtomicBool::new(false), info: UnsafeCell::new(MaybeUninit::uninit()) }
         }; 2];
         AtWork {
             outermost: AtomicUsize::new(0),
@@ -110,8 +110,8 @@ impl AtWork {
         self.set_outermost(context as usize);
         let done = work();
         self.set_outermost(0);
-        if self.kept.iter().any(Kept::is_there) {
-            // Kept signals arrive with the program's own mask, when this handler returns.
+        if self.kept.iter().any(PendingSignal::is_there) {
+            // PendingSignal signals arrive with the program's own mask, when this handler returns.
             signals::set_blocked(u64::MAX);
             self.send();
         }
@@ -164,8 +164,8 @@ impl AtWork {
         puts_off
     }
 
-    /// Runs code of the program's, which may never return, as if no handler of Farpage's were at work. Kept
-    /// signals are sent first, because the program may wait for what their handlers do.
+    /// Runs code of the program's, which may never return, as if no handler of Farpage's were at work.
+    /// PendingSignal signals are sent first, because the program may wait for what their handlers do.
     pub fn aside<T>(&self, of_the_program: impl FnOnce() -> T) -> T {
         let outermost = self.outermost.load(Ordering::Relaxed);
         self.set_outermost(0);

@@ -14,7 +14,7 @@ use super::handlers;
 use super::rooms;
 use crate::engine::Engine;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use farpage_core::sync::Lock;
+use farpage_core::sync::{Lock, rank};
 use farpage_os::clock::sleep_ns;
 use farpage_os::signal::{
     Action, Context, Handler, Info, SIGBUS, SIGSEGV, SIGSYS, action_of, bit, send_again, set_action,
@@ -53,7 +53,7 @@ static DISPOSITIONS: [[AtomicU64; 4]; SIGNALS as usize] =
     [const { [const { AtomicU64::new(0) }; 4] }; SIGNALS as usize];
 /// Signals for which a handler of the program's stands behind Farpage's, or stood there until it was reset.
 static HANDLED: AtomicU64 = AtomicU64::new(0);
-static CHANGING: Lock<()> = Lock::new(());
+static CHANGING: Lock<(), { rank::LAST }> = Lock::new(());
 /// Says whether every thread is armed, so that handlers of Farpage's can count on a room's stack.
 static ALL_ARMED: AtomicBool = AtomicBool::new(false);
 /// Version of the dispositions: odd while they are being changed.
@@ -114,9 +114,8 @@ fn keep(signal: u32, action: &Action) {
 
 /// Makes the change that the program's own `rt_sigaction` asks for. Returns what was there before.
 pub fn change(signal: u32, new: Option<Action>, is_borrower: bool) -> Result<Action, Errno> {
-    const EINVAL: Errno = Errno(linux_raw_sys::errno::EINVAL as i32);
     if !(1..=SIGNALS).contains(&signal) {
-        return Err(EINVAL);
+        return Err(Errno::EINVAL);
     }
     // A child that borrows this memory has dispositions of its own, which end when it runs another program.
     let kept = new.filter(|_| !is_borrower);
@@ -183,7 +182,7 @@ pub fn change_by_libc(
     let is_armed = || rooms::of_caller().is_some_and(is_armed);
     // In `thread` mode no thread is ever armed. A child that borrows this memory may be killed while it has
     // the lock.
-    if engine.handover.is_none() || handlers::is_borrower(Some(engine)) || is_armed() {
+    if engine.mode().calls_can_wait() || handlers::is_borrower(Some(engine)) || is_armed() {
         return call();
     }
     // The signal that arms the thread is blocked meanwhile.
@@ -241,6 +240,20 @@ pub fn is_ending(blocked: u64) -> bool {
 /// Returns whether a signal is pending that the program handles, in a thread that blocks `blocked`.
 pub fn is_handling(blocked: u64) -> bool {
     waiting(!blocked & !open()).any(|action| action.is_handler())
+}
+
+/// Returns whether a signal is pending that ends a call, in a thread that blocks `blocked`: the program
+/// handles the signal, and doesn't want calls to be made again.
+pub fn is_ending_calls(blocked: u64) -> bool {
+    waiting(!blocked & !open()).any(|action| action.is_handler() && !action.restarts())
+}
+
+/// Returns whether a handler of the program's runs with this signal blocked.
+pub fn is_blocked_in_a_handler(signal: u32) -> bool {
+    let others = (1..=SIGNALS).filter(|other| *other != signal);
+    others
+        .filter_map(|other| action_of(other).ok())
+        .any(|action| action.is_handler() && action.mask & bit(signal) != 0)
 }
 
 /// Returns the dispositions of those of these signals that are pending.

@@ -1,21 +1,26 @@
 //! The worker: everything that one thread needs to serve faults, and the driver that does the pager's
 //! waiting. The thread is an engine thread, or a thread of the program with a fault of its own
-//! (`serve_inline`). This file serves faults, `evict.rs` evicts and places pages, `write.rs` writes.
+//! (`serve_inline`). This file serves faults. `evict.rs` takes pages, `place.rs` places them, `write.rs` writes
+//! them; `upkeep.rs` looks after pool and areas, `ahead.rs` reads early, `polling.rs` polls for a read.
 //!
 //! Each worker has scratch memory, batches, and back ends of its own. Threads therefore meet only in the
 //! pager's short critical sections and in page locks. All of this code runs while the program may be stopped
 //! at any instruction with any of its locks held. Therefore the code makes no allocation, calls no libc, and
 //! uses no thread-local storage. It touches program memory only through the crate `farpage_fault`.
 
+pub mod ahead;
 mod evict;
+mod place;
+pub mod polling;
+mod upkeep;
 mod write;
 
-use crate::ahead::{AheadMemory, Reclaim};
-use crate::devices::{BackEndPlaces, BackEnds};
-use crate::engine::Engine;
-use crate::limits;
-use crate::map_lock::ReaderIndex;
+use crate::engine::{Engine, FaultMode};
+use crate::mappings::map_lock::ReaderIndex;
+use crate::privileges::limits;
+use crate::session::devices::{BackEndPlaces, BackEnds};
 use crate::session::{Notice, StopReason, pack_io_error};
+use crate::worker::ahead::{AheadMemory, Reclaim};
 use farpage_core::cache::Backing;
 use farpage_core::pager::{Access, BATCH_MAX, Batch, Step, Taken, Ticket, WriteBatch, WriteRequest};
 use farpage_core::readahead::Plan;
@@ -71,7 +76,7 @@ pub enum Progress {
 }
 
 /// The larger parts of a worker, which never move.
-struct Room {
+struct LargeParts {
     scratch: Scratch,
     writes: WriteBatch,
     requests: [WriteRequest; WRITES_MAX],
@@ -83,7 +88,7 @@ struct Room {
 pub struct Worker {
     pub(crate) engine: &'static Engine,
     pub(crate) index: ReaderIndex,
-    /// The NUMA node of the CPU that this thread is pinned to, if it is pinned.
+    /// The NUMA node of the CPU that this thread is bound to, if it is bound to one.
     node: Option<NodeId>,
     pub(crate) scratch: &'static mut Scratch,
     pub(crate) ahead: AheadMemory,
@@ -134,19 +139,20 @@ impl Worker {
         // SAFETY: the mapping is new, of this size, and ours alone for good. Zeros are valid scratch memory,
         // an empty batch and empty requests (`Zeroed`), and the other parts may hold any bytes. No child uses
         // it: a child makes workers of its own.
-        let room = unsafe { &mut *memory::reserve_for_threads(size_of::<Room>())?.cast::<Room>() };
+        let large =
+            unsafe { &mut *memory::reserve_for_threads(size_of::<LargeParts>())?.cast::<LargeParts>() };
         memory::place(Worker {
             engine,
             index,
             node,
-            scratch: &mut room.scratch,
-            ahead: AheadMemory::new(BackEnds::new(&mut room.readers)),
+            scratch: &mut large.scratch,
+            ahead: AheadMemory::new(BackEnds::new(&mut large.readers)),
             batch: Batch::new(),
             outgoing: [nothing; BATCH_MAX],
-            writes: &mut room.writes,
-            requests: &mut room.requests,
+            writes: &mut large.writes,
+            requests: &mut large.requests,
             in_flight: [const { None }; WRITES_MAX],
-            back_ends: BackEnds::new(&mut room.back_ends),
+            back_ends: BackEnds::new(&mut large.back_ends),
             zero_end: PageIndex(0),
             zero_run: 1,
             give_up_until_ns: 0,
@@ -162,7 +168,7 @@ impl Worker {
 
     /// Serves one fault in the thread of the program that ran into it, if this thread's descriptors are
     /// enough. No memory is freed for the fault here. Afterwards the thread may take out a few pages
-    /// ([`evictor`](crate::evictor)). Without a userfaultfd, only first touches are served here.
+    /// ([`evictor`](crate::pressure::evictor)). Without a userfaultfd, only first touches are served here.
     pub fn serve_inline(&mut self, fault: Fault) -> Inline {
         let started = now_ns();
         let pager = self.engine.pager;
@@ -179,7 +185,7 @@ impl Worker {
             }
             // The bytes would be written through a file that isn't in this thread's descriptor table.
             Step::Install(ticket) | Step::Load(ticket) | Step::Read(ticket)
-                if self.engine.protections.is_some() =>
+                if self.engine.mode().installs_by_file() =>
             {
                 pager.give_back(ticket);
                 return Inline::Elsewhere;
@@ -259,48 +265,28 @@ impl Worker {
         }
         loop {
             let shared = self.engine.map.shared(self.index);
-            let step = self.engine.pager.fault(fault.page, fault.access);
-            let mut plan = None;
-            let kind = match step {
+            let (kind, plan) = match self.engine.pager.fault(fault.page, fault.access) {
                 Step::Zero(mut ticket) => {
                     let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
-                    plan = self.plan_ahead(&mut ticket, false);
+                    let plan = self.plan_ahead(&mut ticket, false);
                     self.zero(ticket, fault.access);
-                    Some(kind)
+                    (Some(kind), plan)
                 }
                 Step::Install(mut ticket) => {
-                    plan = self.plan_ahead(&mut ticket, false);
+                    let plan = self.plan_ahead(&mut ticket, false);
                     self.install(ticket);
-                    Some(Latency::Parked)
+                    (Some(Latency::Parked), plan)
                 }
                 Step::Load(mut ticket) => {
-                    plan = self.plan_ahead(&mut ticket, false);
+                    let plan = self.plan_ahead(&mut ticket, false);
                     self.load(ticket);
-                    Some(Latency::Pool)
+                    (Some(Latency::Pool), plan)
                 }
                 Step::Read(mut ticket) => {
-                    plan = self.plan_ahead(&mut ticket, false);
+                    let plan = self.plan_ahead(&mut ticket, false);
                     drop(shared);
                     self.read(ticket);
-                    Some(Latency::Area)
-                }
-                Step::Unprotect(ticket) => {
-                    let kind = if ticket.slot().is_none() { Some(Latency::First) } else { None };
-                    self.engine.pages.unprotect(PageRange::of(fault.page, 1));
-                    self.engine.pager.settle_fault(ticket, Backing::Hole);
-                    kind
-                }
-                Step::Joined => {
-                    self.plan_joined(fault.page);
-                    None
-                }
-                Step::Present => {
-                    self.present(fault);
-                    None
-                }
-                Step::Lost(_) => {
-                    self.poison(fault.page);
-                    None
+                    (Some(Latency::Area), plan)
                 }
                 Step::NoFrame => {
                     drop(shared);
@@ -308,13 +294,22 @@ impl Worker {
                     continue;
                 }
                 Step::Unknown => {
-                    // The page is registered, but has never been known here: a call that no hook has seen
-                    // moved it here. The thread that reads that call's event stops the program. Until then
-                    // nothing may be installed.
                     drop(shared);
-                    farpage_os::clock::sleep_ns(1_000_000);
-                    self.engine.pages.wake(fault.page);
-                    None
+                    self.wait_for_event(fault.page);
+                    (None, None)
+                }
+                Step::Unprotect(ticket) => (self.unprotect(ticket), None),
+                Step::Joined => {
+                    self.plan_joined(fault.page);
+                    (None, None)
+                }
+                Step::Present => {
+                    self.present(fault);
+                    (None, None)
+                }
+                Step::Lost(_) => {
+                    self.poison(fault.page);
+                    (None, None)
                 }
             };
             if let Some(kind) = kind {
@@ -324,6 +319,22 @@ impl Worker {
         }
     }
 
+    /// Lifts the write protection of a page. Only a first write counts in the latencies.
+    fn unprotect(&self, ticket: Ticket) -> Option<Latency> {
+        let is_first_write = ticket.slot().is_none();
+        self.engine.pages.unprotect(PageRange::of(ticket.page(), 1));
+        self.engine.pager.settle_fault(ticket, Backing::Hole);
+        is_first_write.then_some(Latency::First)
+    }
+
+    /// Waits for the event of a call that no hook has seen. The call moved a registered page here that has
+    /// never been known here. The thread that reads the event stops the program. Until then nothing may be
+    /// installed.
+    fn wait_for_event(&self, page: PageIndex) {
+        farpage_os::clock::sleep_ns(1_000_000);
+        self.engine.pages.wake(page);
+    }
+
     /// Serves a first touch, or a page that was all zeros. Neighbours that are touched in order come along.
     fn zero(&mut self, ticket: Ticket, access: Access) {
         let pager = self.engine.pager;
@@ -331,11 +342,11 @@ impl Worker {
         let follows = page == self.zero_end && ticket.before() == State::Absent;
         self.zero_run = if follows { (self.zero_run * 2).min(ZERO_RUN_MAX) } else { 1 };
         // A page that is only read takes no memory yet.
-        let has_little_room = match access {
+        let has_little_headroom = match access {
             Access::Read => self.engine.is_due(self.engine.evicts_inline(now_ns())),
             _ => self.engine.is_over_start(),
         };
-        let wanted = match (access, has_little_room) {
+        let wanted = match (access, has_little_headroom) {
             (Access::Write, false) => self.zero_run.min(WRITTEN_RUN_MAX),
             (Access::Write, true) if !self.engine.is_over_limit() => {
                 self.zero_run.min(WRITTEN_RUN_NEAR_LIMIT)
@@ -358,15 +369,16 @@ impl Worker {
         if there == Err(InstallError::NoMemory) {
             self.lack();
         }
+        // The page was discarded, but no mapping was to spare for closing it. So the program has the page
+        // already, and nothing has woken a thread that waits for it.
+        let was_open = there == Err(InstallError::Present) && self.engine.mode() == FaultMode::Segv;
         let there = match there {
-            // The page was discarded, but no mapping was to spare for protecting it, so the program has the
-            // page already.
-            Err(InstallError::Present) if self.engine.protections.is_some() => 1,
+            _ if was_open => 1,
             // If the call has installed no page, another thread was quicker, or the mapping is gone. The
             // faulting thread tries again and finds out.
             there => there.unwrap_or_default(),
         };
-        if access != Access::Write || self.engine.protections.is_some() {
+        if access != Access::Write || self.engine.mode() == FaultMode::Segv {
             self.engine.budget.mapped_zeros(there);
         }
         for (at, ticket) in tickets.into_iter().flatten().enumerate() {
@@ -376,7 +388,7 @@ impl Worker {
                 pager.give_back(ticket);
             }
         }
-        if there == 0 {
+        if there == 0 || was_open {
             self.engine.pages.wake(page);
         }
         self.zero_end = page.plus(there.max(1));
@@ -387,7 +399,7 @@ impl Worker {
     fn lack(&mut self) {
         farpage_os::clock::sleep_ns(1_000_000);
         self.lacks += 1;
-        let is_for_good = self.lacks >= LACKS_MAX && self.engine.protections.is_some();
+        let is_for_good = self.lacks >= LACKS_MAX && self.engine.mode() == FaultMode::Segv;
         if is_for_good && limits::is_data_full(&self.engine.statm) {
             self.engine.stop_program(StopReason::DataLimit);
         }

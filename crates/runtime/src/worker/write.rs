@@ -1,10 +1,10 @@
 //! Writes to areas: slots for waiting pages, requests to the devices, and their results.
 
 use super::{InFlight, WRITES_MAX, Worker};
-use crate::fork;
+use crate::engine::fork;
 use crate::session::{Notice, pack_io_error};
 use core::sync::atomic::Ordering;
-use farpage_core::areas::{AreaState, Took};
+use farpage_core::areas::{AreaState, RequestTime};
 use farpage_core::pager::WriteProgress;
 use farpage_core::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, PageRange};
 use farpage_io::{Backend, Completion, IoError, Op, Request, SEGMENTS_MAX, Segment, Wait};
@@ -154,7 +154,7 @@ impl Worker {
         let now = now_ns();
         let took_ns = now - write.since_ns;
         let is_exact = now.saturating_sub(looked_ns.max(write.since_ns)) * 4 <= took_ns;
-        let took = if is_exact { Took::Exactly(took_ns) } else { Took::AtMost(took_ns) };
+        let took = if is_exact { RequestTime::Exactly(took_ns) } else { RequestTime::AtMost(took_ns) };
         self.engine.pager.areas().note_latency(area, took);
     }
 
@@ -177,7 +177,7 @@ impl Worker {
         let settled = self.engine.pager.write_done(&mut self.requests[at], result.map_err(state_after));
         if settled == WriteProgress::Finished {
             if result.is_err_and(IoError::is_no_space) {
-                self.engine.pager.areas().found_no_room(self.requests[at].run().first.area());
+                self.engine.pager.areas().found_no_space(self.requests[at].run().first.area());
                 self.engine.explain_full();
             }
             self.in_flight[at] = None;

@@ -10,9 +10,9 @@
 //! `live_*` runs all of these tests once more under `farpage run --faults signal|segv`, as an ordinary user.
 //! There the memory is really out, and the calls are made in every way that a program can make them.
 
-use farpage::guard::buffers::{Buffer, Memory, each};
-use farpage::guard::calls::How;
 use farpage_os::sys;
+use farpage_runtime::guard::buffers::{Buffer, Memory, each};
+use farpage_runtime::guard::calls::How;
 use libc::{c_int, c_long};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ impl Arena {
         self.base as usize + start
     }
 
-    fn room(&mut self, bytes: usize) -> usize {
+    fn fill(&mut self, bytes: usize) -> usize {
         self.put(&vec![0xa5; bytes])
     }
 
@@ -298,7 +298,7 @@ fn fd(of: &impl AsRawFd) -> usize {
 
 fn pipe() -> (OwnedFd, OwnedFd) {
     let mut ends = [0; 2];
-    // SAFETY: there is room for two descriptors, and both are new.
+    // SAFETY: `ends` holds two descriptors, and both are new.
     unsafe {
         assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_NONBLOCK | libc::O_CLOEXEC), 0);
         (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
@@ -317,11 +317,11 @@ fn reads_and_writes_of_files() {
     let file = || place.open();
     check("read", libc::SYS_read, All, |arena| {
         let file = file();
-        ([fd(&file), arena.room(5_000), 5_000, 0, 0, 0], file)
+        ([fd(&file), arena.fill(5_000), 5_000, 0, 0, 0], file)
     });
     check("read beyond the end", libc::SYS_pread64, All, |arena| {
         let file = file();
-        ([fd(&file), arena.room(5_000), 5_000, 8_000, 0, 0], file)
+        ([fd(&file), arena.fill(5_000), 5_000, 8_000, 0, 0], file)
     });
     check("write", libc::SYS_pwrite64, All, |arena| {
         let file = file();
@@ -331,18 +331,18 @@ fn reads_and_writes_of_files() {
         [("preadv", libc::SYS_preadv), ("pwritev", libc::SYS_pwritev), ("preadv2", libc::SYS_preadv2)]
     {
         check(name, call, All, |arena| {
-            let parts = [arena.room(100), 100, arena.room(3_000), 3_000, arena.room(1), 1];
+            let parts = [arena.fill(100), 100, arena.fill(3_000), 3_000, arena.fill(1), 1];
             let file = file();
             ([fd(&file), arena.words(&parts), 3, 50, 0, 0], file)
         });
     }
     check("too many vectors", libc::SYS_readv, All, |arena| {
         let file = file();
-        ([fd(&file), arena.room(16), 5_000, 0, 0, 0], file)
+        ([fd(&file), arena.fill(16), 5_000, 0, 0, 0], file)
     });
     check("getdents64", libc::SYS_getdents64, Answer, |arena| {
         let directory = std::fs::File::open(&place.0).unwrap();
-        ([fd(&directory), arena.room(600), 600, 0, 0, 0], directory)
+        ([fd(&directory), arena.fill(600), 600, 0, 0, 0], directory)
     });
     check("copy_file_range", libc::SYS_copy_file_range, All, |arena| {
         let file = file();
@@ -367,7 +367,7 @@ fn reads_and_writes_of_files() {
         ([fd(&file), libc::F_GETLK as usize, arena.words(&[0, 10, 20, 0]), 0, 0, 0], file)
     });
     check("statx", libc::SYS_statx, Answer, |arena| {
-        ([-100_isize as usize, arena.text(&place.name("file")), 0, 0xfff, arena.room(256), 0], ())
+        ([-100_isize as usize, arena.text(&place.name("file")), 0, 0xfff, arena.fill(256), 0], ())
     });
 }
 
@@ -379,7 +379,7 @@ fn names_of_files() {
     for (name, text) in [("short", place.name("file")), ("long", long), ("missing", place.name("nothing"))] {
         for call in [libc::SYS_stat, libc::SYS_lstat] {
             check(&format!("stat of a {name} name"), call, Answer, |arena| {
-                ([arena.text(&text), arena.room(144), 0, 0, 0, 0], ())
+                ([arena.text(&text), arena.fill(144), 0, 0, 0, 0], ())
             });
         }
         check("access", libc::SYS_access, All, |arena| ([arena.text(&text), 4, 0, 0, 0, 0], ()));
@@ -388,16 +388,16 @@ fn names_of_files() {
             ([here, arena.text(&text), arena.words(&[0, 0, 0]), 24, 0, 0], ())
         });
         check("statfs", libc::SYS_statfs, Answer, |arena| {
-            ([arena.text(&text), arena.room(120), 0, 0, 0, 0], ())
+            ([arena.text(&text), arena.fill(120), 0, 0, 0, 0], ())
         });
         check("newfstatat", libc::SYS_newfstatat, Answer, |arena| {
-            ([here, arena.text(&text), arena.room(144), 0, 0, 0], ())
+            ([here, arena.text(&text), arena.fill(144), 0, 0, 0], ())
         });
         check("getxattr", libc::SYS_getxattr, All, |arena| {
-            ([arena.text(&text), arena.text("user.none"), arena.room(100), 100, 0, 0], ())
+            ([arena.text(&text), arena.text("user.none"), arena.fill(100), 100, 0, 0], ())
         });
         check("listxattr", libc::SYS_listxattr, All, |arena| {
-            ([arena.text(&text), arena.room(100), 100, 0, 0, 0], ())
+            ([arena.text(&text), arena.fill(100), 100, 0, 0, 0], ())
         });
     }
     let turn = std::cell::Cell::new(0);
@@ -411,16 +411,16 @@ fn names_of_files() {
         ([arena.text("somewhere"), here, arena.text(&to), 0, 0, 0], ())
     });
     check("readlink", libc::SYS_readlink, All, |arena| {
-        ([arena.text(&place.name("link1")), arena.room(50), 50, 0, 0, 0], ())
+        ([arena.text(&place.name("link1")), arena.fill(50), 50, 0, 0, 0], ())
     });
-    check("getcwd", libc::SYS_getcwd, All, |arena| ([arena.room(3_000), 3_000, 0, 0, 0, 0], ()));
+    check("getcwd", libc::SYS_getcwd, All, |arena| ([arena.fill(3_000), 3_000, 0, 0, 0, 0], ()));
     check("utimensat", libc::SYS_utimensat, All, |arena| {
         ([here, arena.text(&place.name("file")), arena.words(&[5, 6, 7, 8]), 0, 0, 0], ())
     });
     check("name_to_handle_at", libc::SYS_name_to_handle_at, Answer, |arena| {
         let mut handle = [0; 17];
         handle[0] = 128;
-        ([here, arena.text(&place.name("file")), arena.words(&handle), arena.room(8), 0, 0], ())
+        ([here, arena.text(&place.name("file")), arena.words(&handle), arena.fill(8), 0, 0], ())
     });
     check("memfd_create", libc::SYS_memfd_create, All, |arena| ([arena.text("a name"), 1, 0, 0, 0, 0], ()));
 }
@@ -430,7 +430,7 @@ fn messages_through_sockets() {
     let message = |arena: &mut Arena, content: &[u8], control: usize| {
         let list = [arena.put(&content[..5]), 5, arena.put(&content[5..]), content.len() - 5];
         let list = arena.words(&list);
-        let control_at = if control > 0 { arena.room(control) } else { 0 };
+        let control_at = if control > 0 { arena.fill(control) } else { 0 };
         [0, 0, list, 2, control_at, control, 0]
     };
     let content: Vec<u8> = (0..200).collect();
@@ -441,7 +441,7 @@ fn messages_through_sockets() {
     check("recvfrom", libc::SYS_recvfrom, All, |arena| {
         let pair = sockets();
         pair.1.send(&content).unwrap();
-        ([fd(&pair.0), arena.room(150), 150, 0, arena.room(110), arena.words(&[110])], pair)
+        ([fd(&pair.0), arena.fill(150), 150, 0, arena.fill(110), arena.words(&[110])], pair)
     });
     check("sendmsg", libc::SYS_sendmsg, All, |arena| {
         let pair = sockets();
@@ -469,12 +469,12 @@ fn messages_through_sockets() {
     });
     check("getsockname", libc::SYS_getsockname, All, |arena| {
         let pair = sockets();
-        ([fd(&pair.0), arena.room(110), arena.words(&[110]), 0, 0, 0], pair)
+        ([fd(&pair.0), arena.fill(110), arena.words(&[110]), 0, 0, 0], pair)
     });
     check("getsockopt", libc::SYS_getsockopt, All, |arena| {
         let pair = sockets();
         let (level, option) = (libc::SOL_SOCKET as usize, libc::SO_TYPE as usize);
-        ([fd(&pair.0), level, option, arena.room(4), arena.words(&[4]), 0], pair)
+        ([fd(&pair.0), level, option, arena.fill(4), arena.words(&[4]), 0], pair)
     });
     check("setsockopt", libc::SYS_setsockopt, All, |arena| {
         let pair = sockets();
@@ -491,7 +491,7 @@ fn messages_through_sockets() {
     check("accept4", libc::SYS_accept4, Answer, |arena| {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        ([fd(&listener), arena.room(16), arena.words(&[16]), 0, 0, 0], (listener, stream))
+        ([fd(&listener), arena.fill(16), arena.words(&[16]), 0, 0, 0], (listener, stream))
     });
 }
 
@@ -520,7 +520,7 @@ fn waiting_for_descriptors_and_signals() {
         let mut event = libc::epoll_event { events: libc::EPOLLOUT as u32, u64: 77 };
         // SAFETY: the kernel reads one event.
         unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, pipe.1.as_raw_fd(), &mut event) };
-        ([fd(&epoll), arena.room(48), 4, 0, arena.words(&[0]), 8], (epoll, pipe))
+        ([fd(&epoll), arena.fill(48), 4, 0, arena.words(&[0]), 8], (epoll, pipe))
     });
     check("epoll_ctl", libc::SYS_epoll_ctl, All, |arena| {
         // SAFETY: the descriptor is new.
@@ -529,16 +529,16 @@ fn waiting_for_descriptors_and_signals() {
         ([fd(&epoll), 1, fd(&pipe.1), arena.put(&[4, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]), 0, 0], (epoll, pipe))
     });
     check("rt_sigprocmask", libc::SYS_rt_sigprocmask, All, |arena| {
-        ([libc::SIG_BLOCK as usize, arena.words(&[0]), arena.room(8), 8, 0, 0], ())
+        ([libc::SIG_BLOCK as usize, arena.words(&[0]), arena.fill(8), 8, 0, 0], ())
     });
     check("rt_sigaction", libc::SYS_rt_sigaction, Answer, |arena| {
-        ([libc::SIGWINCH as usize, 0, arena.room(32), 8, 0, 0], ())
+        ([libc::SIGWINCH as usize, 0, arena.fill(32), 8, 0, 0], ())
     });
-    check("rt_sigpending", libc::SYS_rt_sigpending, All, |arena| ([arena.room(8), 8, 0, 0, 0, 0], ()));
+    check("rt_sigpending", libc::SYS_rt_sigpending, All, |arena| ([arena.fill(8), 8, 0, 0, 0, 0], ()));
     check("rt_sigtimedwait", libc::SYS_rt_sigtimedwait, All, |arena| {
-        ([arena.words(&[1 << 30]), arena.room(128), arena.words(&[0, 0]), 8, 0, 0], ())
+        ([arena.words(&[1 << 30]), arena.fill(128), arena.words(&[0, 0]), 8, 0, 0], ())
     });
-    check("sigaltstack", libc::SYS_sigaltstack, Answer, |arena| ([0, arena.room(24), 0, 0, 0, 0], ()));
+    check("sigaltstack", libc::SYS_sigaltstack, Answer, |arena| ([0, arena.fill(24), 0, 0, 0, 0], ()));
     check("signalfd4", libc::SYS_signalfd4, All, |arena| {
         ([usize::MAX, arena.words(&[1 << 30]), 8, libc::SFD_CLOEXEC as usize, 0, 0], ())
     });
@@ -562,80 +562,80 @@ fn waiting_for_descriptors_and_signals() {
 fn times_limits_and_what_the_machine_is() {
     let clock = libc::CLOCK_MONOTONIC as usize;
     check("clock_gettime", libc::SYS_clock_gettime, Answer, |arena| {
-        ([clock, arena.room(16), 0, 0, 0, 0], ())
+        ([clock, arena.fill(16), 0, 0, 0, 0], ())
     });
-    check("clock_getres", libc::SYS_clock_getres, All, |arena| ([clock, arena.room(16), 0, 0, 0, 0], ()));
+    check("clock_getres", libc::SYS_clock_getres, All, |arena| ([clock, arena.fill(16), 0, 0, 0, 0], ()));
     check("nanosleep", libc::SYS_nanosleep, All, |arena| {
-        ([arena.words(&[0, 1_000]), arena.room(16), 0, 0, 0, 0], ())
+        ([arena.words(&[0, 1_000]), arena.fill(16), 0, 0, 0, 0], ())
     });
     check("clock_nanosleep", libc::SYS_clock_nanosleep, All, |arena| {
-        ([clock, 0, arena.words(&[0, 1_000]), arena.room(16), 0, 0], ())
+        ([clock, 0, arena.words(&[0, 1_000]), arena.fill(16), 0, 0], ())
     });
     check("gettimeofday", libc::SYS_gettimeofday, Answer, |arena| {
-        ([arena.room(16), arena.room(8), 0, 0, 0, 0], ())
+        ([arena.fill(16), arena.fill(8), 0, 0, 0, 0], ())
     });
-    check("getitimer", libc::SYS_getitimer, Answer, |arena| ([2, arena.room(32), 0, 0, 0, 0], ()));
+    check("getitimer", libc::SYS_getitimer, Answer, |arena| ([2, arena.fill(32), 0, 0, 0, 0], ()));
     check("prlimit64", libc::SYS_prlimit64, All, |arena| {
-        ([0, libc::RLIMIT_NOFILE as usize, 0, arena.room(16), 0, 0], ())
+        ([0, libc::RLIMIT_NOFILE as usize, 0, arena.fill(16), 0, 0], ())
     });
     check("getrlimit", libc::SYS_getrlimit, All, |arena| {
-        ([libc::RLIMIT_CORE as usize, arena.room(16), 0, 0, 0, 0], ())
+        ([libc::RLIMIT_CORE as usize, arena.fill(16), 0, 0, 0, 0], ())
     });
-    check("getrusage", libc::SYS_getrusage, Answer, |arena| ([0, arena.room(144), 0, 0, 0, 0], ()));
-    check("sysinfo", libc::SYS_sysinfo, Answer, |arena| ([arena.room(112), 0, 0, 0, 0, 0], ()));
-    check("uname", libc::SYS_uname, All, |arena| ([arena.room(390), 0, 0, 0, 0, 0], ()));
+    check("getrusage", libc::SYS_getrusage, Answer, |arena| ([0, arena.fill(144), 0, 0, 0, 0], ()));
+    check("sysinfo", libc::SYS_sysinfo, Answer, |arena| ([arena.fill(112), 0, 0, 0, 0, 0], ()));
+    check("uname", libc::SYS_uname, All, |arena| ([arena.fill(390), 0, 0, 0, 0, 0], ()));
     check("getresuid", libc::SYS_getresuid, All, |arena| {
-        ([arena.room(4), arena.room(4), arena.room(4), 0, 0, 0], ())
+        ([arena.fill(4), arena.fill(4), arena.fill(4), 0, 0, 0], ())
     });
-    check("getgroups", libc::SYS_getgroups, All, |arena| ([64, arena.room(256), 0, 0, 0, 0], ()));
+    check("getgroups", libc::SYS_getgroups, All, |arena| ([64, arena.fill(256), 0, 0, 0, 0], ()));
     check("capget", libc::SYS_capget, All, |arena| {
-        ([arena.words(&[0x2008_0522]), arena.room(24), 0, 0, 0, 0], ())
+        ([arena.words(&[0x2008_0522]), arena.fill(24), 0, 0, 0, 0], ())
     });
     check("sched_getaffinity", libc::SYS_sched_getaffinity, All, |arena| {
-        ([0, 1024, arena.room(1024), 0, 0, 0], ())
+        ([0, 1024, arena.fill(1024), 0, 0, 0], ())
     });
-    check("sched_getparam", libc::SYS_sched_getparam, All, |arena| ([0, arena.room(4), 0, 0, 0, 0], ()));
-    check("sched_getattr", libc::SYS_sched_getattr, All, |arena| ([0, arena.room(56), 56, 0, 0, 0], ()));
+    check("sched_getparam", libc::SYS_sched_getparam, All, |arena| ([0, arena.fill(4), 0, 0, 0, 0], ()));
+    check("sched_getattr", libc::SYS_sched_getattr, All, |arena| ([0, arena.fill(56), 56, 0, 0, 0], ()));
     check("sched_rr_get_interval", libc::SYS_sched_rr_get_interval, Answer, |arena| {
-        ([0, arena.room(16), 0, 0, 0, 0], ())
+        ([0, arena.fill(16), 0, 0, 0, 0], ())
     });
-    check("getcpu", libc::SYS_getcpu, Answer, |arena| ([arena.room(4), arena.room(4), 0, 0, 0, 0], ()));
-    check("getrandom", libc::SYS_getrandom, Answer, |arena| ([arena.room(200), 200, 0, 0, 0, 0], ()));
+    check("getcpu", libc::SYS_getcpu, Answer, |arena| ([arena.fill(4), arena.fill(4), 0, 0, 0, 0], ()));
+    check("getrandom", libc::SYS_getrandom, Answer, |arena| ([arena.fill(200), 200, 0, 0, 0, 0], ()));
     check("adjtimex", libc::SYS_adjtimex, Answer, |arena| ([arena.put(&[0; 208]), 0, 0, 0, 0, 0], ()));
     check("waitid", libc::SYS_waitid, All, |arena| {
         // No child has this number.
-        ([1, 0x7fff_fff0, arena.room(128), 4 | 1, arena.room(144), 0], ())
+        ([1, 0x7fff_fff0, arena.fill(128), 4 | 1, arena.fill(144), 0], ())
     });
     // The thread's name, which is each thread's own.
-    check("prctl", libc::SYS_prctl, Answer, |arena| ([16, arena.room(16), 0, 0, 0, 0], ()));
+    check("prctl", libc::SYS_prctl, Answer, |arena| ([16, arena.fill(16), 0, 0, 0, 0], ()));
     check("seccomp, an action", libc::SYS_seccomp, All, |arena| {
         let kill_process = 0x8000_0000_u32;
         ([2, 0, arena.put(&kill_process.to_ne_bytes()), 0, 0, 0], ())
     });
-    check("seccomp, sizes", libc::SYS_seccomp, All, |arena| ([3, 0, arena.room(6), 0, 0, 0], ()));
+    check("seccomp, sizes", libc::SYS_seccomp, All, |arena| ([3, 0, arena.fill(6), 0, 0, 0], ()));
     check("ioctl by its size", libc::SYS_ioctl, All, |arena| {
         // FS_IOC_GETFLAGS on a pipe, which every file system refuses alike.
         let pipe = pipe();
-        ([fd(&pipe.0), 0x8008_6601, arena.room(8), 0, 0, 0], pipe)
+        ([fd(&pipe.0), 0x8008_6601, arena.fill(8), 0, 0, 0], pipe)
     });
     check("ioctl without a size", libc::SYS_ioctl, All, |arena| {
         let pipe = pipe();
-        ([fd(&pipe.0), libc::FIONREAD as usize, arena.room(4), 0, 0, 0], pipe)
+        ([fd(&pipe.0), libc::FIONREAD as usize, arena.fill(4), 0, 0, 0], pipe)
     });
     check("pipe2", libc::SYS_pipe2, Answer, |arena| {
-        ([arena.room(8), libc::O_CLOEXEC as usize, 0, 0, 0, 0], ())
+        ([arena.fill(8), libc::O_CLOEXEC as usize, 0, 0, 0, 0], ())
     });
     check("socketpair", libc::SYS_socketpair, Answer, |arena| {
         let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
-        ([libc::AF_UNIX as usize, kind as usize, 0, arena.room(8), 0, 0], ())
+        ([libc::AF_UNIX as usize, kind as usize, 0, arena.fill(8), 0, 0], ())
     });
     check("timer_create", libc::SYS_timer_create, Answer, |arena| {
         // SIGEV_NONE
-        ([clock, arena.words(&[0, 1 << 32, 0, 0, 0, 0, 0, 0]), arena.room(4), 0, 0, 0], ())
+        ([clock, arena.words(&[0, 1 << 32, 0, 0, 0, 0, 0, 0]), arena.fill(4), 0, 0, 0], ())
     });
     check("process_vm_readv", libc::SYS_process_vm_readv, All, |arena| {
         static SOURCE: [u8; 100] = [3; 100];
-        let local = [arena.room(100), 100];
+        let local = [arena.fill(100), 100];
         let (local, remote) = (arena.words(&local), arena.words(&[SOURCE.as_ptr() as usize, 100]));
         ([std::process::id() as usize, local, 1, remote, 1, 0], ())
     });

@@ -153,7 +153,8 @@ pub struct Builder<'m> {
 }
 
 impl<'m> Builder<'m> {
-    /// Creates a builder with room for `extents_max` extents. `region` must have [`Extents::bytes`] left.
+    /// Creates a builder with a capacity of `extents_max` extents. `region` must have [`Extents::bytes`]
+    /// left.
     pub fn new(region: &mut Region<'m>, extents_max: u32) -> Builder<'m> {
         let distances = region.carve(extents_max as usize);
         let starts = region.carve(extents_max as usize);
@@ -162,7 +163,8 @@ impl<'m> Builder<'m> {
     }
 
     /// Adds slots that follow those added before. Merges them with the last extent if they follow it on the
-    /// device too. Returns whether they begin a new extent. Panics if a new extent has no room.
+    /// device too. Returns whether they begin a new extent. Panics if there is no free place for a new
+    /// extent.
     pub fn add(&mut self, extent: Extent) -> bool {
         let begins = self.tally.add(extent);
         if begins {
@@ -236,15 +238,15 @@ impl<'m> Extents<'m> {
         self.head
     }
 
-    /// Returns the extents that a [`Builder`] has built at `memory`, in this process or another. The builder
-    /// must have had room for exactly as many extents as there are.
+    /// Returns the extents that a [`Builder`] has built at `memory`, in this process or another. The
+    /// builder's capacity must have been exactly the number of extents.
     ///
     /// # Safety
     /// `head` must belong to the extents at `memory`. `memory` must be aligned to 8 bytes, as it was for the
     /// builder. Nobody may write there for `'m`.
     pub unsafe fn of_memory(head: Head, memory: *const u8) -> Extents<'m> {
         let (count, guide) = (head.tally.extents as usize, head.guide as usize);
-        // SAFETY: a builder with room for exactly `count` extents carves distances, first slots and the
+        // SAFETY: a builder with a capacity of exactly `count` extents carves distances, first slots and the
         // guide, in this order and without padding. So the three slices lie where the builder wrote them. The
         // caller promises the rest: `head` belongs to this memory, the memory is aligned, and nobody writes
         // there for `'m`.

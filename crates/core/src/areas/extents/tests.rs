@@ -51,8 +51,8 @@ fn build<'m>(memory: &'m mut Memory, added: &[Extent]) -> Extents<'m> {
     let built = builder.finish(7);
     built.check();
     // The extents are read back as another process finds them.
-    // SAFETY: the head is that of the extents built here, by a builder with room for exactly as many extents.
-    // The memory is aligned to 8 bytes, and nobody writes there.
+    // SAFETY: the head is that of the extents built here, by a builder whose capacity is exactly the number
+    // of extents. The memory is aligned to 8 bytes, and nobody writes there.
     unsafe { Extents::of_memory(built.head(), start.cast()) }
 }
 

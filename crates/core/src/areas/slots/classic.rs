@@ -19,7 +19,7 @@ use super::scan::{Fragmented, Position};
 use super::{Ground, Run};
 use crate::areas::leases::Leases;
 use crate::memory::Zeroed;
-use crate::sync::Lock;
+use crate::sync::{Lock, rank};
 use crate::units::CLUSTER_SLOTS;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
@@ -120,9 +120,9 @@ pub(super) struct Area<'m> {
 pub struct Classic<'m, P: Probe> {
     pub(super) ground: Ground<'m>,
     map: &'m [AtomicU8],
-    area: Lock<Area<'m>>,
-    caches: &'m [Lock<Cache>],
-    returned: &'m [Lock<Returned>],
+    area: Lock<Area<'m>, { rank::AREA }>,
+    caches: &'m [Lock<Cache, { rank::CPU_SLOTS }>],
+    returned: &'m [Lock<Returned, { rank::RETURNED_SLOTS }>],
     /// Free slots, or `u32::MAX` while clusters may be leased. CPUs read it without the area's lock to switch
     /// the caches.
     free: AtomicU32,
@@ -136,8 +136,8 @@ pub struct Classic<'m, P: Probe> {
 pub(super) struct Tables<'m> {
     pub map: &'m [AtomicU8],
     pub infos: &'m mut [Info],
-    pub caches: &'m [Lock<Cache>],
-    pub returned: &'m [Lock<Returned>],
+    pub caches: &'m [Lock<Cache, { rank::CPU_SLOTS }>],
+    pub returned: &'m [Lock<Returned, { rank::RETURNED_SLOTS }>],
 }
 
 impl<'m, P: Probe> Classic<'m, P> {
@@ -173,13 +173,13 @@ impl<'m, P: Probe> Classic<'m, P> {
         }
     }
 
-    pub(super) fn area(&self) -> Held<'_, Area<'m>, P> {
+    pub(super) fn area(&self) -> Held<'_, Area<'m>, P, { rank::AREA }> {
         Held::new(&self.probe, Locked::Area, &self.area)
     }
-    fn cache(&self, cpu: usize) -> Held<'_, Cache, P> {
+    fn cache(&self, cpu: usize) -> Held<'_, Cache, P, { rank::CPU_SLOTS }> {
         Held::new(&self.probe, Locked::Cpu(cpu as u32), &self.caches[cpu])
     }
-    fn returned(&self, cpu: usize) -> Held<'_, Returned, P> {
+    fn returned(&self, cpu: usize) -> Held<'_, Returned, P, { rank::RETURNED_SLOTS }> {
         Held::new(&self.probe, Locked::Returned(cpu as u32), &self.returned[cpu])
     }
 

@@ -13,13 +13,13 @@
 //! 3. a cluster with holes, first the one whose holes had the longest time to grow;
 //! 4. the slots that other CPUs have in their hands.
 //!
-//! While there is room, thin clusters don't come first. A walk that rewrites some of its pages leaves
-//! clusters that are free in ones and twos. A write there covers only 3 pages. Where the device is told of
-//! empty clusters (discard), empty clusters always come first.
+//! While the area has much free space, thin clusters don't come first. A walk that rewrites some of its pages
+//! leaves clusters that are free in ones and twos. A write there covers only 3 pages. Where the device is
+//! told of empty clusters (discard), empty clusters always come first.
 //!
-//! An area may have more slots than its disk has room for. After a write that found no room the area is
-//! *tight*. Then clusters in use come first, even those in other CPUs' hands, because they have blocks on the
-//! disk. When all of their slots are in use, the next empty cluster is tried. The area is no longer tight
+//! An area may have more slots than its disk has space for. After a write that found no free space the area
+//! is *tight*. Then clusters in use come first, even those in other CPUs' hands, because they have blocks on
+//! the disk. When all of their slots are in use, the next empty cluster is tried. The area is no longer tight
 //! unless that write fails as well.
 //!
 //! A thin cluster becomes empty because walks leave it. A page that is evicted behind a walk doesn't keep a
@@ -37,7 +37,7 @@ use super::probe::{Held, Locked, Probe};
 use super::{Ground, Run};
 use crate::areas::leases::Leases;
 use crate::memory::Zeroed;
-use crate::sync::Lock;
+use crate::sync::{Lock, rank};
 use crate::units::CLUSTER_SLOTS;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -127,11 +127,11 @@ const WITH_BLOCKS: [List; 2] = [List::Nonfull, List::Fragmented];
 /// An area's slots.
 pub struct Clusters<'m, P: Probe> {
     pub(super) ground: Ground<'m>,
-    clusters: &'m [Lock<Cluster>],
-    lists: Lock<Lists<'m>>,
-    hands: &'m [Lock<Hand>],
+    clusters: &'m [Lock<Cluster, { rank::CLUSTER }>],
+    lists: Lock<Lists<'m>, { rank::AREA }>,
+    hands: &'m [Lock<Hand, { rank::CPU_SLOTS }>],
     in_use: [Shard; SHARDS],
-    /// 1 if the last write to a cluster without blocks found no room on the disk.
+    /// 1 if the last write to a cluster without blocks found no free space on the disk.
     is_tight: AtomicU32,
     pub(super) probe: P,
 }
@@ -140,9 +140,9 @@ impl<'m, P: Probe> Clusters<'m, P> {
     /// Creates the slots of an area of which nothing is leased yet. All tables must be zeroed.
     pub(super) fn new(
         ground: Ground<'m>,
-        clusters: &'m [Lock<Cluster>],
+        clusters: &'m [Lock<Cluster, { rank::CLUSTER }>],
         links: &'m mut [Link],
-        hands: &'m [Lock<Hand>],
+        hands: &'m [Lock<Hand, { rank::CPU_SLOTS }>],
         probe: P,
     ) -> Self {
         assert!(clusters.len() >= ground.clusters() as usize && links.len() >= clusters.len());
@@ -159,13 +159,13 @@ impl<'m, P: Probe> Clusters<'m, P> {
         }
     }
 
-    fn hand(&self, cpu: usize) -> Held<'_, Hand, P> {
+    fn hand(&self, cpu: usize) -> Held<'_, Hand, P, { rank::CPU_SLOTS }> {
         Held::new(&self.probe, Locked::Cpu(cpu as u32), &self.hands[cpu])
     }
-    fn lists(&self) -> Held<'_, Lists<'m>, P> {
+    fn lists(&self) -> Held<'_, Lists<'m>, P, { rank::AREA }> {
         Held::new(&self.probe, Locked::Area, &self.lists)
     }
-    fn cluster(&self, cluster: u32) -> Held<'_, Cluster, P> {
+    fn cluster(&self, cluster: u32) -> Held<'_, Cluster, P, { rank::CLUSTER }> {
         Held::new(&self.probe, Locked::Cluster(cluster), &self.clusters[cluster as usize])
     }
 
@@ -188,8 +188,8 @@ impl<'m, P: Probe> Clusters<'m, P> {
             taken = self.take_from_others(home, max, from, &mut each);
         }
         if taken == 0 && is_tight {
-            // The disk may have room by now. If it has none, the caller's write fails and the caller tightens
-            // again.
+            // The disk may have free space by now. If it has none, the caller's write fails and the caller
+            // tightens again.
             self.is_tight.store(0, Ordering::Relaxed);
             taken = self.take_from_hand(home, max, Source::All, &mut each);
         }
@@ -263,8 +263,8 @@ impl<'m, P: Probe> Clusters<'m, P> {
             .or_else(|| self.lease(lists, Leases::take))
     }
 
-    /// Prefers clusters that have blocks, because a write found no room. Clusters that were never written may
-    /// have no blocks.
+    /// Prefers clusters that have blocks, because a write found no free space. Clusters that were never
+    /// written may have no blocks.
     pub fn tighten(&self) {
         self.is_tight.store(1, Ordering::Relaxed);
     }

@@ -1,13 +1,13 @@
 //! Counts of the references to slots that have more than one. References are the pages in a slot, and the
 //! generations of a fork's children that may read the slot. A slot in use counts as one without a stored
 //! count. A higher count is stored as in Linux, as a digit up to 62 in a byte of the slot. Beyond that the
-//! slot needs a continuation, for which there may be no room.
+//! slot needs a continuation, for which there may be no free place.
 //!
 //! The bytes lie in handed memory, which costs nothing until it is touched. While no slot is shared, no
 //! thread touches the bytes or takes the lock.
 
 use crate::memory::Zeroed;
-use crate::sync::Lock;
+use crate::sync::{Lock, rank};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 /// The largest digit (Linux's `SWAP_MAP_MAX`).
@@ -28,15 +28,15 @@ pub struct Continuation {
 // SAFETY: integers, for which zero is valid and which have no drop.
 unsafe impl Zeroed for Continuation {}
 
-/// There is no room for another continuation. The count is unchanged.
+/// There is no free place for another continuation. The count is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoRoom;
+pub struct NoContinuation;
 
 /// Counts of more than one.
 pub struct Counts<'m> {
     /// Number of slots that are shared now.
     shared: AtomicU32,
-    tables: Lock<Tables<'m>>,
+    tables: Lock<Tables<'m>, { rank::LAST }>,
 }
 
 struct Tables<'m> {
@@ -58,13 +58,13 @@ impl<'m> Counts<'m> {
     }
 
     /// Adds a reference to a slot in use. Returns how many references there are now.
-    pub fn add(&self, slot: u32) -> Result<u32, NoRoom> {
+    pub fn add(&self, slot: u32) -> Result<u32, NoContinuation> {
         self.add_many(slot, 1)
     }
 
     /// Adds `more` references to a slot in use. Returns how many there are now. A failure leaves the count as
     /// it was.
-    pub fn add_many(&self, slot: u32, more: u32) -> Result<u32, NoRoom> {
+    pub fn add_many(&self, slot: u32, more: u32) -> Result<u32, NoContinuation> {
         let mut tables = self.tables.lock();
         let before = tables.get(slot);
         tables.put(slot, before + more)?;
@@ -85,7 +85,7 @@ impl<'m> Counts<'m> {
         let mut tables = self.tables.lock();
         let left = tables.get(slot) - 1;
         if left > 0 {
-            tables.put(slot, left).expect("a smaller count needs no more room");
+            tables.put(slot, left).expect("a smaller count needs no new continuation");
             self.shared.fetch_sub(u32::from(left == 1), Ordering::Release);
         }
         left
@@ -117,14 +117,14 @@ impl Tables<'_> {
         }
     }
 
-    fn put(&mut self, slot: u32, count: u32) -> Result<(), NoRoom> {
+    fn put(&mut self, slot: u32, count: u32) -> Result<(), NoContinuation> {
         let (digits, digit) = (count / RADIX, (count % RADIX) as u8);
         self.continue_with(slot, digits)?;
         self.bytes[slot as usize] = if digits == 0 { digit - 1 } else { CONTINUED | digit };
         Ok(())
     }
 
-    fn continue_with(&mut self, slot: u32, digits: u32) -> Result<(), NoRoom> {
+    fn continue_with(&mut self, slot: u32, digits: u32) -> Result<(), NoContinuation> {
         if digits == 0 && self.bytes[slot as usize] & CONTINUED == 0 {
             return Ok(());
         }
@@ -136,7 +136,7 @@ impl Tables<'_> {
         if self.continued[at].slot == 0 {
             // One place stays empty, so that every search ends.
             if self.used + 1 == self.continued.len() {
-                return Err(NoRoom);
+                return Err(NoContinuation);
             }
             self.used += 1;
         }
@@ -197,7 +197,8 @@ mod tests {
                     let count = model[slot as usize];
                     if more {
                         let continued = model.iter().filter(|count| **count > 62).count();
-                        let wanted = if count == 62 && continued == places { Err(NoRoom) } else { Ok(count + 1) };
+                        let is_refused = count == 62 && continued == places;
+                        let wanted = if is_refused { Err(NoContinuation) } else { Ok(count + 1) };
                         prop_assert_eq!(counts.add(slot), wanted);
                         model[slot as usize] = wanted.unwrap_or(count);
                     } else {
@@ -221,7 +222,7 @@ mod tests {
     fn sixty_two_need_no_continuation_and_one_more_may_find_no_room() {
         let counts = counts(4, 2);
         (2..=62).for_each(|count| assert_eq!((counts.add(1), counts.add(2)), (Ok(count), Ok(count))));
-        assert_eq!((counts.add(1), counts.add(2), counts.get(2)), (Ok(63), Err(NoRoom), 62));
+        assert_eq!((counts.add(1), counts.add(2), counts.get(2)), (Ok(63), Err(NoContinuation), 62));
         assert_eq!((counts.remove(1), counts.add(2)), (62, Ok(63)));
     }
 }

@@ -20,7 +20,7 @@ mod scan;
 use super::leases::Leases;
 use crate::config::SlotPolicy;
 use crate::memory::{Region, Zeroed};
-use crate::sync::Lock;
+use crate::sync::{Lock, rank};
 use crate::units::CLUSTER_SLOTS;
 use classic::{Cache, Classic, Info, Returned, Tables};
 use clusters::{Cluster, Clusters, Hand};
@@ -95,7 +95,11 @@ pub struct SlotMemory<'m> {
 }
 
 enum Kind<'m> {
-    Clusters { clusters: &'m [Lock<Cluster>], links: &'m mut [Link], hands: &'m [Lock<Hand>] },
+    Clusters {
+        clusters: &'m [Lock<Cluster, { rank::CLUSTER }>],
+        links: &'m mut [Link],
+        hands: &'m [Lock<Hand, { rank::CPU_SLOTS }>],
+    },
     Classic(Tables<'m>, Fragmented),
 }
 
@@ -109,15 +113,15 @@ impl<'m> SlotMemory<'m> {
         counts
             + match policy {
                 SlotPolicy::Clusters => {
-                    Region::bytes_for::<Lock<Cluster>>(clusters)
+                    Region::bytes_for::<Lock<Cluster, { rank::CLUSTER }>>(clusters)
                         + Region::bytes_for::<Link>(clusters)
-                        + Region::bytes_for::<Lock<Hand>>(cpus)
+                        + Region::bytes_for::<Lock<Hand, { rank::CPU_SLOTS }>>(cpus)
                 }
                 SlotPolicy::Classic | SlotPolicy::ScanMore => {
                     Region::bytes_for::<AtomicU8>(slots as usize)
                         + Region::bytes_for::<Info>(clusters)
-                        + Region::bytes_for::<Lock<Cache>>(cpus)
-                        + Region::bytes_for::<Lock<Returned>>(cpus)
+                        + Region::bytes_for::<Lock<Cache, { rank::CPU_SLOTS }>>(cpus)
+                        + Region::bytes_for::<Lock<Returned, { rank::RETURNED_SLOTS }>>(cpus)
                 }
             }
     }
@@ -198,8 +202,8 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
-    /// Makes slots of clusters in use come first until none is left, because a write found no room on the
-    /// disk.
+    /// Makes slots of clusters in use come first until none is left, because a write found no free space on
+    /// the disk.
     pub fn tighten(&self) {
         if let Policy::Clusters(clusters) = &self.policy {
             clusters.tighten();

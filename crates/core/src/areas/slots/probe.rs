@@ -20,7 +20,7 @@ pub enum Locked {
 /// Observer of an allocator's locks and scans.
 pub trait Probe {
     /// Takes a lock.
-    fn lock<'a, T>(&self, _name: Locked, lock: &'a Lock<T>) -> Guard<'a, T> {
+    fn lock<'a, T, const RANK: u8>(&self, _name: Locked, lock: &'a Lock<T, RANK>) -> Guard<'a, T, RANK> {
         lock.lock()
     }
     /// Called before a lock is given back.
@@ -38,16 +38,16 @@ pub struct Unwatched;
 impl Probe for Unwatched {}
 
 /// A held lock that reports to a probe.
-pub(super) struct Held<'a, T, P: Probe> {
+pub(super) struct Held<'a, T, P: Probe, const RANK: u8> {
     /// None only inside `unlocked`.
-    guard: Option<Guard<'a, T>>,
-    lock: &'a Lock<T>,
+    guard: Option<Guard<'a, T, RANK>>,
+    lock: &'a Lock<T, RANK>,
     probe: &'a P,
     name: Locked,
 }
 
-impl<'a, T, P: Probe> Held<'a, T, P> {
-    pub(super) fn new(probe: &'a P, name: Locked, lock: &'a Lock<T>) -> Self {
+impl<'a, T, P: Probe, const RANK: u8> Held<'a, T, P, RANK> {
+    pub(super) fn new(probe: &'a P, name: Locked, lock: &'a Lock<T, RANK>) -> Self {
         Held { guard: Some(probe.lock(name, lock)), lock, probe, name }
     }
 
@@ -61,20 +61,20 @@ impl<'a, T, P: Probe> Held<'a, T, P> {
     }
 }
 
-impl<T, P: Probe> Deref for Held<'_, T, P> {
+impl<T, P: Probe, const RANK: u8> Deref for Held<'_, T, P, RANK> {
     type Target = T;
     fn deref(&self) -> &T {
         self.guard.as_ref().expect("a lock that is held")
     }
 }
 
-impl<T, P: Probe> DerefMut for Held<'_, T, P> {
+impl<T, P: Probe, const RANK: u8> DerefMut for Held<'_, T, P, RANK> {
     fn deref_mut(&mut self) -> &mut T {
         self.guard.as_mut().expect("a lock that is held")
     }
 }
 
-impl<T, P: Probe> Drop for Held<'_, T, P> {
+impl<T, P: Probe, const RANK: u8> Drop for Held<'_, T, P, RANK> {
     fn drop(&mut self) {
         if self.guard.is_some() {
             self.probe.unlocking(self.name);

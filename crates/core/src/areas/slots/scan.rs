@@ -9,6 +9,7 @@
 use super::classic::{Area, Classic, FREE, LISTED};
 use super::probe::{Held, Probe};
 use crate::areas::leases::Leases;
+use crate::sync::rank;
 use crate::units::CLUSTER_SLOTS;
 
 /// What a scan does once no cluster is free.
@@ -73,7 +74,7 @@ impl<'m, P: Probe> Classic<'m, P> {
         &'s self,
         cpu: usize,
         position: &mut Position,
-        area: &mut Held<'s, Area<'m>, P>,
+        area: &mut Held<'s, Area<'m>, P, { rank::AREA }>,
         out: &mut [u32],
     ) -> usize {
         position.start(cpu, area.highest);
@@ -177,7 +178,7 @@ impl<'m, P: Probe> Classic<'m, P> {
 
     /// Searches for a free slot without the lock: up to the upper bound, then from the lower bound to where
     /// the scan began.
-    fn search<'s>(&'s self, scan: &mut Scan<'_>, area: &mut Held<'s, Area<'m>, P>) -> Turn {
+    fn search<'s>(&'s self, scan: &mut Scan<'_>, area: &mut Held<'s, Area<'m>, P, { rank::AREA }>) -> Turn {
         let (lowest, highest) = (area.lowest, area.highest);
         let mut looked = 0;
         let found = area.unlocked(|| {

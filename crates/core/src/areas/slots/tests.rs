@@ -228,7 +228,7 @@ fn invariant_9_no_run_crosses_a_cluster() {
             longest = longest.max(count);
         };
         slots.take(0, TOTAL, each);
-        assert!(longest >= 64, "{policy:?}: runs are long while there is room");
+        assert!(longest >= 64, "{policy:?}: runs are long while there is free space");
     }
 }
 
@@ -282,19 +282,19 @@ fn holes_are_used_last_and_what_was_freed_longest_ago_first() {
     assert_eq!(slots.in_use() as usize, taken.len());
 }
 
-/// A disk that has blocks for some clusters, and room for a limited number of clusters.
+/// A disk that has blocks for some clusters, and free space for a limited number of clusters.
 struct Disk {
     slots: Slots<'static>,
     backed: BTreeSet<u32>,
-    room: usize,
+    clusters_max: usize,
 }
 
 impl Disk {
-    /// Writes to slots of one cluster, as an area does. Returns whether the disk had room.
+    /// Writes to slots of one cluster, as an area does. Returns whether the disk had free space.
     fn write(&mut self, cpu: usize, written: &mut Vec<u32>) -> bool {
         let (first, count) = take(&self.slots, cpu, 64).unwrap();
         let cluster = first / CLUSTER_SLOTS;
-        if self.backed.len() < self.room {
+        if self.backed.len() < self.clusters_max {
             self.backed.insert(cluster);
         }
         if self.backed.contains(&cluster) {
@@ -314,7 +314,7 @@ impl Disk {
 fn without_room_every_slot_with_blocks_is_found() {
     for discards in [false, true] {
         let setting = Setting { discards, cpus: 2, ..plain(SlotPolicy::Clusters) };
-        let mut disk = Disk { slots: slots(&setting, holders()), backed: BTreeSet::new(), room: 2 };
+        let mut disk = Disk { slots: slots(&setting, holders()), backed: BTreeSet::new(), clusters_max: 2 };
         let (mut written, mut refused) = (Vec::new(), 0);
         while refused < 2 {
             refused += usize::from(!disk.write(written.len() / 64 % 2, &mut written));
@@ -335,8 +335,9 @@ fn without_room_every_slot_with_blocks_is_found() {
             }
             assert!(!disk.write(0, &mut written));
         }
-        // Holes come first, even with room again. Once they are used, empty clusters come first as usual.
-        disk.room = 4;
+        // Holes come first, even with free space again. Once they are used, empty clusters come first as
+        // usual.
+        disk.clusters_max = 4;
         let freed: Vec<u32> = written.iter().copied().step_by(7).collect();
         written.retain(|slot| !freed.contains(slot));
         freed.iter().for_each(|slot| disk.slots.free(0, *slot));
@@ -349,7 +350,7 @@ fn without_room_every_slot_with_blocks_is_found() {
         while disk.backed.len() < 4 {
             assert!(disk.write(0, &mut later));
         }
-        assert!(later.iter().all(|slot| slot / CLUSTER_SLOTS > 1), "holes last, while there is room");
+        assert!(later.iter().all(|slot| slot / CLUSTER_SLOTS > 1), "holes last, while there is free space");
     }
 }
 

@@ -232,8 +232,8 @@ fn walk_goes_on_behind_what_is_there() {
     assert_eq!(world.hits, world.issued);
 }
 
-/// A window once found no room for all of its pages. Each missing page was a fault of its own, because the
-/// next window had been asked for already.
+/// A window once found no headroom for all of its pages. Each missing page was a fault of its own, because
+/// the next window had been asked for already.
 #[test]
 fn what_is_missing_of_a_window_comes_at_one_fault() {
     let mut world = World::new(0, 60_000, 64);

@@ -235,8 +235,8 @@ mod any {
         bytes.chunks_exact_mut(W::BYTES).zip(row).for_each(|(to, word)| word.write(to));
     }
 
-    /// Puts the lowest `left` bytes of each lane's word. Words are written whole where there is room. The
-    /// next word must then overwrite the surplus bytes.
+    /// Puts the lowest `left` bytes of each lane's word. Words are written whole where they fit. The next
+    /// word must then overwrite the surplus bytes.
     #[inline(always)]
     fn put_left<W: Word, const LANES: usize>(bytes: &mut [u8], left: usize, words: [W; LANES]) {
         for (lane, word) in words.into_iter().enumerate() {
@@ -340,7 +340,7 @@ mod any {
     }
 
     /// Returns the words of which `left` bytes for each lane, at least one, begin at `begin`. Whole words are
-    /// read, each ending where its lane's bytes end. The head makes room in front of the first word.
+    /// read, each ending where its lane's bytes end. The head leaves space in front of the first word.
     #[inline(always)]
     fn last<W: Word, const LANES: usize>(bytes: &[u8], begin: usize, left: usize) -> [W; LANES] {
         const { assert!(W::HEAD_BYTES >= W::BYTES) };

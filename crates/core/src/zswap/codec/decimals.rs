@@ -34,7 +34,7 @@ const STEP_BYTES: usize = 512;
 trait Float: Copy {
     const BYTES: usize;
     const TENS: [Self; DIGITS_MAX + 1];
-    /// The middle of the numbers that are whole and one apart, so that there is room for either sign.
+    /// The middle of the numbers that are whole and one apart, so that either sign fits.
     const WHOLE: Self;
 
     fn read(bytes: &[u8]) -> Self;
@@ -96,15 +96,15 @@ float!(f64);
 float!(f32);
 
 /// Encodes a page of decimals and returns the length. Returns `None` if the page isn't one of decimals, or if
-/// the result is longer than `output`. The content of `room` doesn't matter.
-pub fn encode(page: &[u8; PAGE_BYTES], room: &mut [u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
-    encode_by(cpu::vectors(), page, room, output)
+/// the result is longer than `output`. The content of `buffer` doesn't matter.
+pub fn encode(page: &[u8; PAGE_BYTES], buffer: &mut [u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
+    encode_by(cpu::vectors(), page, buffer, output)
 }
 
 fn encode_by(
     vectors: Vectors,
     page: &[u8; PAGE_BYTES],
-    room: &mut [u8; PAGE_BYTES],
+    buffer: &mut [u8; PAGE_BYTES],
     output: &mut [u8],
 ) -> Option<usize> {
     if cfg!(not(target_arch = "x86_64")) {
@@ -119,20 +119,20 @@ fn encode_by(
     let (mut longs, mut ints) = (None, None);
     as_usual(&mut || {
         if may_be_longs {
-            longs = digits::<f64>(page).filter(|digits| up::<f64>(vectors, page, *digits, room));
+            longs = digits::<f64>(page).filter(|digits| up::<f64>(vectors, page, *digits, buffer));
         }
         if longs.is_none() && may_be_ints {
-            ints = digits::<f32>(page).filter(|digits| up::<f32>(vectors, page, *digits, room));
+            ints = digits::<f32>(page).filter(|digits| up::<f32>(vectors, page, *digits, buffer));
         }
     });
     let length = match (longs, ints) {
         (Some(digits), _) => {
             *first = digits as u8;
-            Longs::of(room)?.encode(room, to)
+            Longs::of(buffer)?.encode(buffer, to)
         }
         (None, digits) => {
             *first = SHORT | digits? as u8;
-            Ints::of(room)?.encode(room, to)
+            Ints::of(buffer)?.encode(buffer, to)
         }
     };
     Some(1 + length?)
@@ -205,21 +205,22 @@ fn digits<F: Float>(page: &[u8; PAGE_BYTES]) -> Option<usize> {
     (0..=DIGITS_MAX).find(have)
 }
 
-/// Writes the packed form of each number to `room`. Returns `false` if one of the numbers doesn't come back.
+/// Writes the packed form of each number to `buffer`. Returns `false` if one of the numbers doesn't come
+/// back.
 fn up<F: Float>(
     vectors: Vectors,
     page: &[u8; PAGE_BYTES],
     digits: usize,
-    room: &mut [u8; PAGE_BYTES],
+    buffer: &mut [u8; PAGE_BYTES],
 ) -> bool {
     match vectors {
         // SAFETY: `vectors` says that the CPU has the features that `up` is compiled for.
         #[cfg(target_arch = "x86_64")]
-        Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::up::<F>(page, digits, room) },
+        Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::up::<F>(page, digits, buffer) },
         // SAFETY: `vectors` says that the CPU has the features that `up` is compiled for.
         #[cfg(target_arch = "x86_64")]
-        Vectors::Avx2 => unsafe { avx2::up::<F>(page, digits, room) },
-        _ => any::up::<F>(page, digits, room),
+        Vectors::Avx2 => unsafe { avx2::up::<F>(page, digits, buffer) },
+        _ => any::up::<F>(page, digits, buffer),
     }
 }
 
@@ -242,8 +243,8 @@ mod any {
     use crate::units::PAGE_BYTES;
 
     #[inline(always)]
-    pub fn up<F: Float>(page: &[u8; PAGE_BYTES], digits: usize, room: &mut [u8; PAGE_BYTES]) -> bool {
-        page.chunks_exact(STEP_BYTES).zip(room.chunks_exact_mut(STEP_BYTES)).all(|(from, to)| {
+    pub fn up<F: Float>(page: &[u8; PAGE_BYTES], digits: usize, buffer: &mut [u8; PAGE_BYTES]) -> bool {
+        page.chunks_exact(STEP_BYTES).zip(buffer.chunks_exact_mut(STEP_BYTES)).all(|(from, to)| {
             let mut differ = 0;
             for (from, to) in from.chunks_exact(F::BYTES).zip(to.chunks_exact_mut(F::BYTES)) {
                 let number = F::read(from);
@@ -270,8 +271,12 @@ macro_rules! compiled_for {
             use crate::units::PAGE_BYTES;
 
             #[target_feature(enable = $features)]
-            pub fn up<F: Float>(page: &[u8; PAGE_BYTES], digits: usize, room: &mut [u8; PAGE_BYTES]) -> bool {
-                any::up::<F>(page, digits, room)
+            pub fn up<F: Float>(
+                page: &[u8; PAGE_BYTES],
+                digits: usize,
+                buffer: &mut [u8; PAGE_BYTES],
+            ) -> bool {
+                any::up::<F>(page, digits, buffer)
             }
 
             #[target_feature(enable = $features)]
@@ -294,18 +299,18 @@ mod tests {
     /// Encodes and decodes a page with every version that this CPU has; all make the same bytes. Returns the
     /// length, if the page is one of decimals.
     fn round_trip(page: &[u8; PAGE_BYTES]) -> Option<usize> {
-        let mut room = [0xaa; PAGE_BYTES];
+        let mut buffer = [0xaa; PAGE_BYTES];
         let mut output = vec![0xee; 2 * PAGE_BYTES];
-        let length = encode_by(Vectors::Any, page, &mut room, &mut output);
+        let length = encode_by(Vectors::Any, page, &mut buffer, &mut output);
         for vectors in cpu::each() {
             let mut others = vec![0xdd; 2 * PAGE_BYTES];
-            assert_eq!(encode_by(vectors, page, &mut room, &mut others), length, "{vectors:?}");
+            assert_eq!(encode_by(vectors, page, &mut buffer, &mut others), length, "{vectors:?}");
             let Some(length) = length else { continue };
             assert!(output[..length] == others[..length], "{vectors:?}");
             let mut back = [0xcc; PAGE_BYTES];
             decode_by(vectors, &output[..length], &mut back).unwrap();
             assert!(back == *page, "{vectors:?}");
-            assert_eq!(encode_by(vectors, page, &mut room, &mut others[..length - 1]), None);
+            assert_eq!(encode_by(vectors, page, &mut buffer, &mut others[..length - 1]), None);
         }
         length
     }
@@ -387,15 +392,15 @@ mod tests {
             page_of(|at| written::<f32>(mixed(at) % (1 << 20), 3).to_le_bytes()),
         ];
         for page in pages {
-            let (mut room, mut usual, before) = ([0; PAGE_BYTES], vec![0; PAGE_BYTES], get());
-            let length = encode(&page, &mut room, &mut usual).unwrap();
+            let (mut buffer, mut usual, before) = ([0; PAGE_BYTES], vec![0; PAGE_BYTES], get());
+            let length = encode(&page, &mut buffer, &mut usual).unwrap();
             // Round down, up, towards zero; the last with small numbers as zero; all flags set, or none;
             // every trap, or one.
             for mode in [0x3f80, 0x5f80, 0x7f80, 0xffc0, 0x9fff, 0x1f80, 0x0000, 0x0f80] {
                 for vectors in cpu::each() {
                     let (mut bytes, mut back) = (vec![0; PAGE_BYTES], [0; PAGE_BYTES]);
                     set(mode);
-                    let found = encode_by(vectors, &page, &mut room, &mut bytes);
+                    let found = encode_by(vectors, &page, &mut buffer, &mut bytes);
                     let kept = get();
                     let decoded = decode_by(vectors, &usual[..length], &mut back);
                     let kept_again = get();
@@ -411,8 +416,8 @@ mod tests {
     #[test]
     fn truncated_bytes_and_too_many_digits_are_refused() {
         let page = page_of(|at| written::<f32>(mixed(at) % 5000, 1).to_le_bytes());
-        let (mut room, mut bytes, mut back) = ([0; PAGE_BYTES], vec![0; PAGE_BYTES], [0; PAGE_BYTES]);
-        let length = encode(&page, &mut room, &mut bytes).unwrap();
+        let (mut buffer, mut bytes, mut back) = ([0; PAGE_BYTES], vec![0; PAGE_BYTES], [0; PAGE_BYTES]);
+        let length = encode(&page, &mut buffer, &mut bytes).unwrap();
         (0..length).for_each(|length| assert_eq!(decode(&bytes[..length], &mut back), None, "{length}"));
         assert_eq!(decode(&bytes[..=length], &mut back), None);
         for digits in DIGITS_MAX as u8 + 1..SHORT {
@@ -461,8 +466,8 @@ mod tests {
             damage in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
         ) {
             let page = page_of(|at| written::<f64>(at as i64 * step, digits).to_le_bytes());
-            let (mut room, mut bytes) = ([0; PAGE_BYTES], vec![0; PAGE_BYTES]);
-            let length = encode(&page, &mut room, &mut bytes).unwrap();
+            let (mut buffer, mut bytes) = ([0; PAGE_BYTES], vec![0; PAGE_BYTES]);
+            let length = encode(&page, &mut buffer, &mut bytes).unwrap();
             for (at, byte) in damage {
                 bytes[at.index(length)] = byte;
             }

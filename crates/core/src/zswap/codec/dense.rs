@@ -33,14 +33,14 @@ const FORMAT: c_int = ZSTD_format_e::ZSTD_f_zstd1_magicless as c_int;
 /// Memory in which a context is made when it is first needed. The context can't be moved, because it points
 /// into itself.
 #[repr(C, align(64))]
-struct Place<const BYTES: usize> {
+struct ContextMemory<const BYTES: usize> {
     bytes: [u8; BYTES],
     /// Address of `bytes` when the context was made; 0 before.
     made_at: usize,
 }
 
-impl<const BYTES: usize> Place<BYTES> {
-    const EMPTY: Self = Place { bytes: [0; BYTES], made_at: 0 };
+impl<const BYTES: usize> ContextMemory<BYTES> {
+    const EMPTY: Self = ContextMemory { bytes: [0; BYTES], made_at: 0 };
 
     /// Calls `make` with the memory, unless a context was made at this address. Returns where the memory
     /// begins; `None` if `make` failed.
@@ -58,11 +58,11 @@ impl<const BYTES: usize> Place<BYTES> {
 
 /// The library's memory for compressing pages.
 #[repr(transparent)]
-pub(super) struct Encoder(Place<ENCODER_BYTES>);
+pub(super) struct Encoder(ContextMemory<ENCODER_BYTES>);
 
 /// The library's memory for decoding pages.
 #[repr(transparent)]
-pub struct Decoder(Place<DECODER_BYTES>);
+pub struct Decoder(ContextMemory<DECODER_BYTES>);
 
 // SAFETY: bytes and a number, for which zeros are valid and which have no drop.
 unsafe impl Zeroed for Encoder {}
@@ -71,7 +71,7 @@ unsafe impl Zeroed for Decoder {}
 
 impl Encoder {
     pub(super) const fn new() -> Encoder {
-        Encoder(Place::EMPTY)
+        Encoder(ContextMemory::EMPTY)
     }
 
     /// Returns the context; null if it doesn't fit.
@@ -101,12 +101,12 @@ impl Encoder {
         if context.is_null() {
             return None;
         }
-        let (to, room) = (to.as_mut_ptr().cast(), to.len());
+        let (to, bytes_max) = (to.as_mut_ptr().cast(), to.len());
         // SAFETY: the context was made, and is ours alone while `self` is borrowed. The library reads the
-        // page and writes at most `room` bytes to `to`.
-        let length = unsafe { ZSTD_compress2(context, to, room, page.as_ptr().cast(), PAGE_BYTES) };
+        // page and writes at most `bytes_max` bytes to `to`.
+        let length = unsafe { ZSTD_compress2(context, to, bytes_max, page.as_ptr().cast(), PAGE_BYTES) };
         // Errors are the highest numbers.
-        (length <= room).then_some(length)
+        (length <= bytes_max).then_some(length)
     }
 }
 
@@ -115,7 +115,7 @@ impl Decoder {
     #[must_use]
     #[expect(clippy::new_without_default, reason = "112 KiB should not appear on a stack unasked")]
     pub const fn new() -> Decoder {
-        Decoder(Place::EMPTY)
+        Decoder(ContextMemory::EMPTY)
     }
 
     /// Returns the context; null if it doesn't fit.

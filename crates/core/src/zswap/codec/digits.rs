@@ -114,7 +114,7 @@ fn packed(letters: [Half; 2], likely: Alphabet) -> Option<(Alphabet, u64)> {
 }
 
 /// Bytes that [`pack`] may write: packed literals, and behind them a mark for each chunk.
-pub const ROOM: usize = PAGE_BYTES / CHUNK * PACKED + MARKS_MAX;
+pub const BYTES_MAX: usize = PAGE_BYTES / CHUNK * PACKED + MARKS_MAX;
 
 const fn marks(chunks: usize) -> usize {
     chunks.div_ceil(IN_BYTE)
@@ -124,7 +124,7 @@ const fn marks(chunks: usize) -> usize {
 /// `literals`. Returns their number, and how many bytes were written to `to`. Returns `None` if packing isn't
 /// worth it; `literals` is then unchanged.
 #[inline(never)]
-pub fn pack(literals: &mut [u8], to: &mut [u8; ROOM]) -> Option<(usize, usize)> {
+pub fn pack(literals: &mut [u8], to: &mut [u8; BYTES_MAX]) -> Option<(usize, usize)> {
     let chunks = literals.as_chunks::<PACKED>().0.as_chunks::<2>().0;
     let (mut kinds, mut end, count) = ([0; MARKS_MAX], 0, chunks.len());
     let is_worth = |bytes| bytes >= marks(count) + WORTH;

@@ -10,7 +10,7 @@
 
 use crate::units::PAGE_BYTES;
 
-/// Bytes copied at once where there is room. Later copies overwrite the surplus.
+/// Bytes copied at once where they fit. Later copies overwrite the surplus.
 const CHUNK: usize = 16;
 /// Bytes that a match has in addition to the length in its token.
 const MATCH_MIN: usize = 4;
@@ -19,7 +19,7 @@ const LONG: usize = 15;
 /// Bytes of a block that are enough for a token, fewer than `LONG` literals and a distance.
 const HEAD: usize = 1 + CHUNK + 2;
 /// Bytes of a page that are enough for what fewer than `LONG` literals and a short match write.
-const ROOM: usize = 3 * CHUNK;
+const TAIL: usize = 3 * CHUNK;
 
 /// Decodes `block` into `page`. Returns `None` if `block` isn't a page's block; `page` then has no particular
 /// content.
@@ -34,7 +34,7 @@ pub fn decompress(block: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
         // page.
         if let Some(head) = rest.first_chunk::<HEAD>()
             && literals < LONG
-            && to <= PAGE_BYTES - ROOM
+            && to <= PAGE_BYTES - TAIL
         {
             let text: &[u8; CHUNK] = head[1..].first_chunk()?;
             *page[to..].first_chunk_mut()? = *text;

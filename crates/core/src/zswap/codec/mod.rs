@@ -22,7 +22,7 @@
 //! touches no memory but those bytes, the page, and its own.
 
 // UNSAFETY: the driver maps a `Scratch`, 280 KiB, as zeroed memory. Building a `Scratch` by value would put
-// it on a stack first, which need not have that much room. Writing it in place would give memory to threads
+// it on a stack first, which need not have that much space. Writing it in place would give memory to threads
 // that never compress.
 
 mod columns;
@@ -169,7 +169,7 @@ const TAKEN: usize = PAGE_BYTES * 3 / 4;
 /// Compresses a page with the codec that suits it. Returns the length, with the byte that names the codec;
 /// `None` if compressing isn't worth it. The length may be above `bytes_max`, which the caller checks.
 fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize) -> Option<usize> {
-    let Scratch { table, seen, words: encoded, output, page: room, .. } = scratch;
+    let Scratch { table, seen, words: encoded, output, page: buffer, .. } = scratch;
     let look = Look::at(page);
     if look.is_noise && !look.is_repeated && !words::are_likely(page) {
         return None;
@@ -188,7 +188,7 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     // The text codec shortens repetitions between zeros to a few bytes. The other codecs need some bytes for
     // every word.
     let needs_more = !is_sparse && !is_repeated && columns_bytes > COLUMNS_TAKEN;
-    let told = needs_more.then(|| decimals_or_words(page, room, encoded)).flatten();
+    let told = needs_more.then(|| decimals_or_words(page, buffer, encoded)).flatten();
     let told = told.filter(|(_, bytes)| *bytes < columns_bytes);
     let best = 1 + told.map_or(columns_bytes, |(_, bytes)| bytes);
     // Decimals that occur twice may belong to rows that occur twice.
@@ -226,10 +226,10 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
 /// the length.
 fn decimals_or_words(
     page: &[u8; PAGE_BYTES],
-    room: &mut [u8; PAGE_BYTES],
+    buffer: &mut [u8; PAGE_BYTES],
     to: &mut [u8; words::OUTPUT_BYTES],
 ) -> Option<(u8, usize)> {
-    if let Some(bytes) = decimals::encode(page, room, &mut to[..TAKEN]) {
+    if let Some(bytes) = decimals::encode(page, buffer, &mut to[..TAKEN]) {
         return Some((kind::DECIMALS, bytes));
     }
     words::are_likely(page).then(|| (kind::WORDS, words::encode(page, to)))

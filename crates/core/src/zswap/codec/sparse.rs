@@ -46,7 +46,7 @@ pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
     head[0] = width as u8;
     head[1..].copy_from_slice(&groups.to_le_bytes());
     to_masks.copy_from_slice(&masks[..masks_count]);
-    // Words are stored whole where there is room. The next word overwrites the surplus bytes.
+    // Words are stored whole where they fit. The next word overwrites the surplus bytes.
     for (at, word) in words[..count].iter().enumerate() {
         let (to, bytes) = (&mut to_words[at * width..], word.to_le_bytes());
         match to.first_chunk_mut() {
@@ -68,7 +68,7 @@ pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
         return None;
     }
     page.fill(0);
-    // Each read takes eight bytes and ends where its word's bytes end. The head leaves room before the first
+    // Each read takes eight bytes and ends where its word's bytes end. The head leaves space before the first
     // word.
     let (first, others) = (bytes.len() - words.len() + width - 8, 64 - 8 * width as u32);
     let (mut left, mut at) = (groups, 0);

@@ -27,7 +27,7 @@ const FLAG: u32 = 15;
 const LONG: usize = 63;
 /// Rows of packed literals. All rows but the last are stored, each byte with a bit of the last row.
 const ROWS: usize = 8;
-/// Bytes copied at once where there is room. Later copies overwrite the surplus.
+/// Bytes copied at once where they fit. Later copies overwrite the surplus.
 const CHUNK: usize = 32;
 
 /// Offset in the output at which the literals are gathered: behind as many matches as there may be. Long
@@ -37,7 +37,7 @@ const _: () = assert!(HEAD_BYTES + PAGE_BYTES / WORD_BYTES * MATCH_BYTES < LITER
 /// Offset in the output at which digits among the literals are packed.
 const DIGITS_AT: usize = LITERALS_AT + PAGE_BYTES + CHUNK;
 /// Bytes that the encoder may write.
-pub const OUTPUT_BYTES: usize = DIGITS_AT + digits::ROOM;
+pub const OUTPUT_BYTES: usize = DIGITS_AT + digits::BYTES_MAX;
 
 const TABLE_BITS: u32 = 11;
 /// Where a word was last seen, by its hash.
@@ -155,7 +155,7 @@ impl Written {
     fn join(mut self, output: &mut [u8; OUTPUT_BYTES]) -> usize {
         let (to, count) = (self.matches_end, self.literals_end - LITERALS_AT);
         let (literals, packed) = output.split_at_mut(DIGITS_AT);
-        let packed = packed.first_chunk_mut().expect("there is room");
+        let packed = packed.first_chunk_mut().expect("there is space");
         let digits = digits::pack(&mut literals[LITERALS_AT..self.literals_end], packed);
         if let Some((left, _)) = digits {
             self.literals_end = LITERALS_AT + left;
@@ -254,7 +254,7 @@ pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
     (to == literals).then_some(())
 }
 
-/// Spreads the stored literals over `to`, which has room for exactly them.
+/// Spreads the stored literals over `to`, which is exactly as long as the literals.
 fn spread(stored: &[u8], is_packed: bool, to: &mut [u8]) -> Option<()> {
     if !is_packed {
         return (stored.len() == to.len()).then(|| to.copy_from_slice(stored));
@@ -298,8 +298,8 @@ fn copy<const N: usize>(page: &mut [u8; PAGE_BYTES], from: usize, to: usize) -> 
 }
 
 /// Writes `count` bytes at `to`, each a copy of the byte `distance` before it. Writes nothing behind them,
-/// because literals may be there. The page must have room. Returns `None` if `distance` leads to no written
-/// byte.
+/// because literals may be there. The bytes must fit in the page. Returns `None` if `distance` leads to no
+/// written byte.
 fn repeat(page: &mut [u8; PAGE_BYTES], to: usize, distance: usize, count: usize) -> Option<()> {
     let from = to.checked_sub(distance).filter(|from| *from < to)?;
     // The bytes that are there already are whole periods. Each step copies all of them, and so doubles them.
@@ -427,7 +427,7 @@ mod tests {
         for period in 1..70 {
             let page = page_of(|at| nothing(at % period));
             let literals = period.div_ceil(8) * 7;
-            // The first match begins behind the first period, and is longer than its bits have room for.
+            // The first match begins behind the first period, and its length doesn't fit in its bits.
             let mut most = HEAD_BYTES + MATCH_BYTES + 2 + literals;
             if period >= LONG {
                 most += 2;

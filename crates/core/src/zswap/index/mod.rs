@@ -30,8 +30,8 @@ mod tests;
 mod word;
 
 use crate::memory::Region;
-use crate::sync::Lock;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Lock, rank};
 use crate::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, SlotIndex};
 use crate::zswap::pool::ObjectHandle;
 use word::{Lease, Tally, Word};
@@ -146,7 +146,7 @@ pub struct Index<'m> {
     words: &'m [AtomicU64],
     // Rank 6, like the pool's lock: neither is taken while the other is held. Protects the assignment of
     // leaves: only the holder may change leases. Held for one search among the tallies at most.
-    supply: Lock<Supply<'m>>,
+    supply: Lock<Supply<'m>, { rank::INDEX }>,
     /// 1 if a leaf became empty since the last search that found none. Publishes the leaf's tally.
     emptied: AtomicU32,
 }
@@ -187,7 +187,7 @@ impl<'m> Index<'m> {
                     }
                     continue;
                 }
-                Some(spot) if self.pin(spot) => spot.leaf,
+                Some(spot) if self.keep_leaf(spot) => spot.leaf,
                 // The leaf was just taken from the cluster. The lock is free when that is done.
                 Some(_) => {
                     drop(self.supply.lock());
@@ -218,7 +218,7 @@ impl<'m> Index<'m> {
         let leaf = entry.leaf as usize;
         let was_there = self.exchange(leaf, key, entry.word, entry.word.erased());
         if was_there {
-            self.unpin(leaf);
+            self.release_leaf(leaf);
         }
         was_there
     }
@@ -305,15 +305,15 @@ impl<'m> Index<'m> {
         self.word(leaf, key).compare_exchange(before.0, after.0, order.0, order.1).is_ok()
     }
 
-    /// Makes an entry in a pinned leaf. If there was an entry already, gives the pin back and returns its
-    /// object.
+    /// Makes an entry in a leaf that is kept for this entry. If there was an entry already, releases the leaf
+    /// and returns that entry's object.
     fn fill(&self, leaf: usize, key: SlotIndex, handle: ObjectHandle) -> Option<ObjectHandle> {
         loop {
             // Ordering: Relaxed: everything done with the word depends on `exchange`.
             let word = Word(self.word(leaf, key).load(Ordering::Relaxed));
             if self.exchange(leaf, key, word, word.with(handle)) {
                 if word.handle().is_some() {
-                    self.unpin(leaf);
+                    self.release_leaf(leaf);
                 }
                 return word.handle();
             }
@@ -321,7 +321,7 @@ impl<'m> Index<'m> {
     }
 
     /// Keeps the leaf with its cluster for one more entry. Returns `false` if the cluster has lost the leaf.
-    fn pin(&self, spot: Spot) -> bool {
+    fn keep_leaf(&self, spot: Spot) -> bool {
         let tally = &self.tallies[spot.leaf];
         // Ordering: Relaxed: nothing is needed but an order among the exchanges of this one tally, which
         // Relaxed gives. The lease has published the leaf's words.
@@ -332,7 +332,7 @@ impl<'m> Index<'m> {
     }
 
     /// Counts one entry less in the leaf's tally.
-    fn unpin(&self, leaf: usize) {
+    fn release_leaf(&self, leaf: usize) {
         // Ordering: Release pairs with the Acquire in `retire`: the word is erased before the leaf goes.
         let before = Tally(self.tallies[leaf].fetch_sub(1, Ordering::Release));
         debug_assert!(before.count() > 0, "a leaf's tally fell below zero");
@@ -342,7 +342,7 @@ impl<'m> Index<'m> {
         }
     }
 
-    /// Gives the cluster a leaf, pinned once. Returns `None` if another thread has just done so.
+    /// Gives the cluster a leaf, kept for one entry. Returns `None` if another thread has just done so.
     #[cold]
     fn assign(&self, cluster: usize) -> Result<Option<usize>, Full> {
         let mut supply = self.supply.lock();
@@ -369,7 +369,7 @@ impl<'m> Index<'m> {
 
     /// Takes an empty leaf from its cluster, and returns the leaf's number.
     fn retire_any(&self, supply: &mut Supply<'_>) -> Result<usize, Full> {
-        // Ordering: Acquire pairs with the Release in `unpin`.
+        // Ordering: Acquire pairs with the Release in `release_leaf`.
         if self.emptied.swap(0, Ordering::Acquire) == 0 {
             return Err(Full);
         }
@@ -386,8 +386,8 @@ impl<'m> Index<'m> {
     fn retire(&self, leaf: usize, supply: &Supply<'_>) -> bool {
         let tally = &self.tallies[leaf];
         let seen = Tally(tally.load(Ordering::Relaxed));
-        // Ordering: Acquire pairs with the Release in `unpin`: the thread that is given the leaf finds it
-        // erased.
+        // Ordering: Acquire pairs with the Release in `release_leaf`: the thread that is given the leaf finds
+        // it erased.
         let order = (Ordering::Acquire, Ordering::Relaxed);
         if seen.count() > 0 || tally.compare_exchange(seen.0, Tally::FREE.0, order.0, order.1).is_err() {
             return false;

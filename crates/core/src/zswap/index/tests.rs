@@ -104,7 +104,7 @@ fn defect_4_a_failed_store_leaves_no_older_copy_and_the_right_count() {
     // No leaf is left for this entry. The key had no entry before.
     assert_eq!(index.store(key(1, 7), handle(2)), Err(Full));
     assert_eq!((loaded(&index, key(1, 7)), index.len()), (None, 1));
-    // The pool has no room for the new bytes of a key that has old ones.
+    // The pool has no free space for the new bytes of a key that has old ones.
     assert_eq!((index.remove(key(0, 7)), index.len()), (Some(handle(1)), 0));
     assert_eq!((loaded(&index, key(0, 7)), index.remove(key(0, 7))), (None, None));
     index.check();

@@ -232,19 +232,19 @@ impl<'m> Blocks<'m> {
         let next = self.metas[block as usize].slot_free;
         let place = self.place(block, slot, slot_bytes, size_of::<u16>());
         // SAFETY: the slot's object has left it. Nobody reads or writes the slot any more, because the object
-        // isn't pinned.
+        // has no pin.
         unsafe { self.data.bytes_mut(place) }.copy_from_slice(&next.to_ne_bytes());
         self.metas[block as usize].slot_free = slot + 1;
     }
 
     /// Copies `length` bytes from one (block, slot) to another of the same class, which was taken. The object
-    /// that lies in the first slot must not be pinned.
+    /// that lies in the first slot must not have a pin.
     pub fn copy(&mut self, from: (u32, u16), to: (u32, u16), slot_bytes: usize, length: usize) {
         assert!(from != to);
         let from = self.place(from.0, from.1, slot_bytes, length);
         let to = self.place(to.0, to.1, slot_bytes, length);
         // SAFETY: two different slots don't overlap. The target was taken and holds no object yet, so no
-        // other code reads or writes it. Nobody writes the source, because its object isn't pinned.
+        // other code reads or writes it. Nobody writes the source, because its object has no pin.
         unsafe { self.data.bytes_mut(to).copy_from_slice(self.data.bytes(from)) };
     }
 

@@ -34,7 +34,7 @@ impl State<'_> {
         while moved < moves_max && idle < classes {
             let class = self.classes.compacting;
             let movable = |&(from, _): &(u32, u32)| !pins.has(self.blocks.metas[from as usize].objects.first);
-            // A pinned object can be moved the next time.
+            // An object that has a pin can be moved the next time.
             match self.classes.get(class).compaction(self.blocks.metas).filter(movable) {
                 Some((from, to)) => {
                     self.move_one(class, from, to);

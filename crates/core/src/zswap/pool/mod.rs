@@ -8,7 +8,7 @@
 //!
 //! A single lock covers everything but objects' bytes. Everything under the lock is short: a store or a load
 //! is some list work. Objects' bytes are seldom in a CPU's cache, so they are copied in and decoded with the
-//! lock free, while their object is pinned. Under the lock, faulting threads and the keeper would wait for
+//! lock free, while their object has a pin. Under the lock, faulting threads and the keeper would wait for
 //! each other's copies. The modules, from the outside in:
 //!
 //! - [`Pool`]: the operations. Each is one critical section, with a copy or a decoder after it.
@@ -40,7 +40,7 @@ pub use blocks::BlockMeta;
 pub use layout::{HANDLE_BITS, PoolLayout, PoolMemory};
 pub use objects::{ObjectHandle, ObjectMeta};
 
-use crate::sync::{Guard, Lock};
+use crate::sync::{Guard, Lock, rank};
 use crate::units::{PAGE_BYTES, PageIndex};
 use blocks::Blocks;
 use classes::Classes;
@@ -77,9 +77,10 @@ pub struct PoolUsage {
 
 /// The compressed pool. Shared by all engine threads.
 pub struct Pool<'m> {
-    // Rank 6. Protects all of the pool but the bytes of pinned objects. Held for list work. `compact` also
-    // holds it for a few copies. A thread that finds no free pin holds it for one copy or decoder.
-    state: Lock<State<'m>>,
+    // Rank 6. Protects all of the pool but the bytes of objects that have a pin. Held for list work.
+    // `compact` also holds it for a few copies. A thread that finds no free pin holds it for one copy or
+    // decoder.
+    state: Lock<State<'m>, { rank::POOL }>,
     pins: Pins,
     data: Data<'m>,
     /// Whether stores were accepted when a thread last looked. If not, the next thread that asks looks again.
@@ -92,7 +93,7 @@ struct State<'m> {
     blocks: Blocks<'m>,
     classes: Classes,
     accept_percent: u32,
-    /// Whether [`Pool::replace`] finds room when [`Pool::store`] doesn't.
+    /// Whether [`Pool::replace`] finds free space when [`Pool::store`] doesn't.
     reserves: bool,
     /// Set when a store meets the limit, until the pool is below the accept threshold again.
     was_full: bool,
@@ -182,18 +183,18 @@ impl<'m> Pool<'m> {
     }
 
     /// Writes the bytes of an object that was just made.
-    fn fill(&self, state: Guard<'_, State<'m>>, handle: ObjectHandle, bytes: &[u8]) {
+    fn fill(&self, state: Guard<'_, State<'m>, { rank::POOL }>, handle: ObjectHandle, bytes: &[u8]) {
         let place = state.place_of(handle.raw());
         let pin = self.pins.pin_to_write(handle.raw());
         let _held = pin.is_none().then_some(state);
-        // SAFETY: the object was just made. No thread reads, moves or frees it while it is pinned to be
+        // SAFETY: the object was just made. No thread reads, moves or frees it while it has a pin to be
         // written, or while the lock is held.
         unsafe { self.data.bytes_mut(place) }.copy_from_slice(bytes);
     }
 
     /// Replaces an object's bytes by `bytes`, which are fewer and won't become any shorter. The owner stays
-    /// the same; the object gets a new handle, and the old handle is freed. If there is no room, the old
-    /// object stays, and the pool doesn't count as full. Panics if the old object isn't live.
+    /// the same; the object gets a new handle, and the old handle is freed. If the pool has no free space,
+    /// the old object stays, and the pool doesn't count as full. Panics if the old object isn't live.
     pub fn replace(&self, handle: ObjectHandle, bytes: &[u8]) -> Result<ObjectHandle, StoreError> {
         let mut state = self.state.lock();
         let number = state.objects.live(handle);
@@ -204,8 +205,8 @@ impl<'m> Pool<'m> {
         let denser = state.begin(owner, bytes.len(), class, 0).or_else(|error| {
             // A larger slot will do, because the slot that the object leaves is larger still. Classes are
             // ordered from the largest slots down.
-            let has_room = |class: &usize| state.classes.get(*class).fullest().is_some();
-            let larger = (usize::from(was_in) + 1..class).rev().find(has_room).ok_or(error)?;
+            let has_free_slot = |class: &usize| state.classes.get(*class).fullest().is_some();
+            let larger = (usize::from(was_in) + 1..class).rev().find(has_free_slot).ok_or(error)?;
             state.begin(owner, bytes.len(), larger, 0)
         })?;
         state.objects.set_dense(denser.raw());
@@ -261,7 +262,7 @@ impl<'m> Pool<'m> {
         let _held = pin.is_none().then_some(state);
         self.data.prefetch(&place);
         // SAFETY: a live object's bytes were written when it was stored, and are not being written, as
-        // asserted above. No thread moves or frees the object while it is pinned, or while the lock is held.
+        // asserted above. No thread moves or frees the object while it has a pin, or while the lock is held.
         with(unsafe { self.data.bytes(place) })
     }
 
@@ -399,7 +400,7 @@ impl<'m> Pool<'m> {
 
 impl State<'_> {
     /// Returns whether the pool is over its accept threshold. Only blocks that hold objects count. Empty
-    /// blocks that are kept for reuse are room, not load. (With them counted, a low threshold could never be
+    /// blocks that are kept for reuse are spare, not load. (With them counted, a low threshold could never be
     /// reached in a small pool.) Handles count as memory does.
     fn is_over_accept_threshold(&self) -> bool {
         let over = |used: usize, max: usize| used as u64 * 100 > max as u64 * u64::from(self.accept_percent);
@@ -431,7 +432,7 @@ impl State<'_> {
         class: usize,
         reserve: u32,
     ) -> Result<ObjectHandle, StoreError> {
-        let block = self.block_with_room(class, reserve)?;
+        let block = self.block_with_free_slot(class, reserve)?;
         let slot_bytes = self.classes.get(class).slot_bytes;
         let slot = self.blocks.take_slot(block, slot_bytes);
         let number = self.objects.begin(owner, length);
@@ -441,8 +442,8 @@ impl State<'_> {
 
     /// Returns a block of `class` with a free slot: the fullest of the class, or a new block if more than
     /// `reserve` are left.
-    fn block_with_room(&mut self, class: usize, reserve: u32) -> Result<u32, StoreError> {
-        if !self.objects.has_room() {
+    fn block_with_free_slot(&mut self, class: usize, reserve: u32) -> Result<u32, StoreError> {
+        if !self.objects.has_free_handle() {
             return Err(StoreError::NoHandle);
         }
         if let Some(block) = self.classes.get(class).fullest() {

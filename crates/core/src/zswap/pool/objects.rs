@@ -120,7 +120,7 @@ impl Linked<InBlock> for ObjectMeta {
 /// The kinds of objects: earlier kinds go first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// Whole pages, which don't compress. The memory of one has room for several pages that do.
+    /// Whole pages, which don't compress. Several pages that do compress fit in the memory of a whole page.
     Whole,
     /// Objects that won't become any shorter, which was found out when they were old.
     Dense,
@@ -260,7 +260,7 @@ impl<'m> Objects<'m> {
         self.join(number);
     }
 
-    pub fn has_room(&self) -> bool {
+    pub fn has_free_handle(&self) -> bool {
         self.count() < self.capacity()
     }
 
@@ -280,7 +280,7 @@ impl<'m> Objects<'m> {
 
     /// Makes a live object of `length` bytes that lies nowhere yet. The object is the youngest of its kind.
     pub fn begin(&mut self, owner: PageIndex, length: usize) -> u32 {
-        debug_assert!(self.has_room());
+        debug_assert!(self.has_free_handle());
         let number = match self.free {
             0 => {
                 self.touched += 1;

@@ -2,21 +2,21 @@
 //!
 //! A load finds an object under the lock and decodes it after, for a microsecond or more. A store gets a
 //! place under the lock and fills it after. Meanwhile no thread may move the object or free it. So the object
-//! is *pinned*: its number stands in a short table, entered under the lock and taken out without. A thread
+//! has a *pin*: its number stands in a short table, entered under the lock and taken out without. A thread
 //! that moves objects holds the lock, and looks into the table first.
 
 use super::HANDLE_BITS;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// Objects that can be pinned at once. A thread that finds no room keeps the lock instead. Loom has a single
-/// pin.
+/// Objects that can have a pin at once. A thread that finds no free place keeps the lock instead. Loom has a
+/// single pin.
 pub(super) const PINS: usize = if cfg!(all(test, loom)) { 1 } else { 32 };
 
 /// Bit set beside the number of an object that is being written: nobody reads the object yet.
 const WRITTEN: u32 = 1 << 31;
 const _: () = assert!(HANDLE_BITS < 31);
 
-/// Numbers of pinned objects; 0 where there is none.
+/// Numbers of the objects that have a pin; 0 where there is none.
 #[repr(align(64))]
 pub(super) struct Pins([AtomicU32; PINS]);
 
@@ -25,7 +25,8 @@ impl Pins {
         Pins(core::array::from_fn(|_| AtomicU32::new(0)))
     }
 
-    /// Pins the object of this number. Returns `None` if there is no room. The caller holds the pool's lock.
+    /// Gives the object of this number a pin. Returns `None` if no place is free. The caller holds the pool's
+    /// lock.
     pub fn pin(&self, number: u32) -> Option<Pin<'_>> {
         // Ordering: Acquire pairs with the Release below: the place may have become free only a moment ago.
         let place = self.0.iter().find(|place| place.load(Ordering::Acquire) == 0)?;
@@ -34,25 +35,25 @@ impl Pins {
         Some(Pin(place))
     }
 
-    /// Pins an object that is to be written, as [`Pins::pin`] does.
+    /// Gives a pin to an object that is to be written, as [`Pins::pin`] does.
     pub fn pin_to_write(&self, number: u32) -> Option<Pin<'_>> {
         self.pin(number | WRITTEN)
     }
 
-    /// Returns whether the object is pinned. If not, everything done while it was pinned is over. The caller
+    /// Returns whether the object has a pin. If not, everything done while it had a pin is over. The caller
     /// holds the pool's lock.
     pub fn has(&self, number: u32) -> bool {
         // Ordering: Acquire pairs with the Release below.
         self.0.iter().any(|place| place.load(Ordering::Acquire) & !WRITTEN == number)
     }
 
-    /// Returns whether the object is pinned to be written; otherwise as [`Pins::has`].
+    /// Returns whether the object has a pin to be written; otherwise as [`Pins::has`].
     pub fn is_written(&self, number: u32) -> bool {
         // Ordering: as above.
         self.0.iter().any(|place| place.load(Ordering::Acquire) == number | WRITTEN)
     }
 
-    /// Forgets all pins: in a fork's child the threads that pinned objects don't exist.
+    /// Forgets all pins: in a fork's child the threads that had pins don't exist.
     pub fn forget(&self) {
         // Ordering: Relaxed: the child has one thread.
         self.0.iter().for_each(|place| place.store(0, Ordering::Relaxed));
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_pinned_stays_so_until_it_is_dropped_and_one_more_finds_no_room() {
+    fn object_has_its_pin_until_it_is_dropped_and_one_more_finds_no_place() {
         let pins = Pins::new();
         let all: Vec<Pin<'_>> = (1..=PINS as u32).map(|number| pins.pin(number).unwrap()).collect();
         assert!(pins.pin(77).is_none() && pins.has(1) && pins.has(PINS as u32) && !pins.has(77));
@@ -100,14 +101,14 @@ mod loomed {
     //! Pins in every order in which threads can meet: `make loom`.
 
     use super::*;
-    use crate::sync::Lock;
+    use crate::sync::{Lock, rank};
     use loom::cell::Cell;
     use loom::sync::Arc;
     use loom::thread;
 
     /// The bytes of one object, and its place: one of two cells. Loom lets no two threads race for a cell.
     struct Pool {
-        place: Lock<usize>,
+        place: Lock<usize, { rank::POOL }>,
         bytes: [Cell<u32>; 2],
         pins: Pins,
     }
@@ -120,7 +121,7 @@ mod loomed {
             Arc::new(Pool { place: Lock::new(0), bytes, pins: Pins::new() })
         }
 
-        /// Moves object 1 if it isn't pinned.
+        /// Moves object 1 if it has no pin.
         fn compact(&self) {
             let mut place = self.place.lock();
             if !self.pins.has(1) {

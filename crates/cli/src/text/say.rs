@@ -1,0 +1,103 @@
+//! Farpage's own messages, on standard error, each line with the prefix `farpage: `. clap's own
+//! texts have the prefix only in their first line. The program's output is never touched. A reader
+//! that is gone is no error.
+
+use crate::text::failure::Failure;
+use serde_json::Value;
+use std::io::Write;
+
+/// Characters of a name that are printed; the rest is cut. A file's name has at most 255 bytes.
+const NAME_CHARS_MAX: usize = 255;
+
+/// Prints a message. Further lines of it have the prefix, too.
+pub fn line(text: &str) {
+    let lines: String = text.lines().map(|line| format!("farpage: {line}\n")).collect();
+    write(&lines);
+}
+
+/// Prints a message that has its prefix already.
+pub fn plainly(text: &str) {
+    write(&format!("{text}\n"));
+}
+
+/// Prints what the user asked for: help, a table. A disk without free space is an error; a reader that has
+/// gone away (`| head`) is none.
+pub fn to_stdout(text: &str) -> Result<(), Failure> {
+    let mut output = std::io::stdout();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(format!("standard output can't be written: {error}"))
+                .fix("free some room where it goes, or send it elsewhere: farpage ... > FILE"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns a name for use in a line: one line, no control characters, no invisible characters, bounded
+/// length. An escaped character begins with a backslash.
+pub fn harmless(name: &str) -> String {
+    let mut text = String::new();
+    for (at, character) in name.chars().enumerate() {
+        match character {
+            _ if at == NAME_CHARS_MAX => {
+                text.push_str("...");
+                break;
+            }
+            '"' | '\'' => text.push(character),
+            _ => text.extend(character.escape_debug()),
+        }
+    }
+    text
+}
+
+/// Returns a JSON text that a terminal can show: JSON itself leaves DEL, C1 controls and invisible
+/// characters as they are.
+pub fn json(value: &Value) -> String {
+    let mut text = String::new();
+    for character in format!("{value:#}").chars() {
+        let is_harmless = character == '\n' || character.is_ascii_graphic() || character == ' ';
+        if is_harmless || !character.is_ascii() && character.escape_debug().len() == 1 {
+            text.push(character);
+        } else {
+            let mut units = [0; 2];
+            character.encode_utf16(&mut units).iter().for_each(|unit| text += &format!("\\u{unit:04x}"));
+        }
+    }
+    text.push('\n');
+    text
+}
+
+/// Writes in one write, so that lines of the program don't get in between.
+fn write(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// A program's name may hold an escape sequence, which must not reach the terminal.
+    #[test]
+    fn name_is_one_printable_line_of_bounded_length() {
+        for (name, text) in [
+            ("/var/tmp/ä swap's \"file\"", "/var/tmp/ä swap's \"file\""),
+            ("\x1b]0;title\x07", "\\u{1b}]0;title\\u{7}"),
+            ("two\nlines\r", "two\\nlines\\r"),
+            ("\u{202e}\u{9b}31m\x7f", "\\u{202e}\\u{9b}31m\\u{7f}"),
+            ("back\\slash", "back\\\\slash"),
+        ] {
+            assert_eq!(harmless(name), text);
+        }
+        assert_eq!(harmless(&"é".repeat(300)), format!("{}...", "é".repeat(NAME_CHARS_MAX)));
+    }
+
+    #[test]
+    fn json_says_the_same_without_what_a_terminal_would_obey() {
+        let value = json!({ "name": "\x1b\x7f\u{9b}2J\u{202e}\u{e0001}ä\"\\", "number": 7 });
+        let text = json(&value);
+        assert!(text.ends_with("}\n") && text.contains("ä"), "{text}");
+        assert!(!text.chars().any(|c| c != '\n' && c != 'ä' && !(' '..='~').contains(&c)), "{text:?}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+    }
+}

@@ -1,0 +1,11 @@
+//! The program's mappings, and how the page table is kept in agreement with them.
+//!
+//! - [`changes`]: calls that change mappings, made in threads of the program
+//! - [`locked`]: memory that the program has locked, or that must stay in memory for other reasons
+//! - [`map_lock`]: keeps faults and evictions away from a change
+//! - [`registrar`]: the engine thread that registers new mappings
+
+pub mod changes;
+pub mod locked;
+pub mod map_lock;
+pub mod registrar;
