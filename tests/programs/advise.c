@@ -114,6 +114,37 @@ static void dont_need_of_a_process(void)
     VERIFY_FROM(memory + 16 * MIB, 32 * MIB, 6, 16 * MIB / PAGE);
 }
 
+/* The same for advice that an engine must know of, or that brings memory in. Where the kernel took it behind
+ * Farpage's back, a child read its parent's memory instead of zeros, from pages that were out. */
+static void advice_of_a_process(void)
+{
+    char *memory = filled(48 * MIB, 6);
+    push_out();
+    REQUIRE_OUT(memory, 48 * MIB);
+    int self = (int)syscall(434 /* pidfd_open */, getpid(), 0);
+    CHECK(self >= 0);
+    struct iovec part = { memory, 16 * MIB };
+    const int others[] = { MADV_DONTFORK, MADV_DOFORK, 22 /* POPULATE_READ */, 23 /* POPULATE_WRITE */,
+                           MADV_WIPEONFORK };
+    ssize_t done = 0;
+    for (size_t at = 0; at < sizeof others / sizeof *others; at++) {
+        done = syscall(440 /* process_madvise */, self, &part, 1, others[at], 0);
+        CHECK(done == (ssize_t)part.iov_len || (done == -1 && errno == EINVAL));
+    }
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        if (done > 0)
+            VERIFY_ZERO(memory, 16 * MIB);
+        else
+            VERIFY(memory, 16 * MIB, 6);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    VERIFY(memory, 48 * MIB, 6);
+}
+
 /* The kernel reads the list of process_madvise by itself, and can't wait for a page that is out. Formerly the
  * call failed with EFAULT where calls are guarded. */
 static void advice_by_a_list_that_is_out(void)
@@ -449,7 +480,8 @@ static void only_written_or_executed(void)
     VERIFY_FROM(memory + LARGE / 2, LARGE / 2, 16, LARGE / 2 / PAGE);
 }
 
-MAIN({ "dont_need", dont_need }, { "dont_need_of_a_process", dont_need_of_a_process }, { "free_later", free_later },
+MAIN({ "dont_need", dont_need }, { "dont_need_of_a_process", dont_need_of_a_process },
+     { "advice_of_a_process", advice_of_a_process }, { "free_later", free_later },
      { "other_advice", other_advice }, { "advice_by_a_list_that_is_out", advice_by_a_list_that_is_out },
      { "unlocked_after_the_take_over", unlocked_after_the_take_over },
      { "dont_need_over_a_hole", dont_need_over_a_hole }, { "protected_and_back", protected_and_back },

@@ -1,6 +1,7 @@
 /* Mappings that grow, shrink, move, and are taken apart while pages of them are out. */
 #include "check.h"
 #include <setjmp.h>
+#include <sys/shm.h>
 
 /* malloc's huge blocks grow by mremap, in place or moved as the kernel finds room. */
 static void realloc_growth(void)
@@ -410,6 +411,31 @@ static void grown_again_from_what_is_not_managed(void)
     VERIFY(again, 3 * MIB, 20);
 }
 
+/* A segment of shared memory takes the place of memory that is out. In `segv` mode the old bytes were written
+ * over the segment, where every process that had attached it saw them. */
+static void attached_over(void)
+{
+    int segment = shmget(IPC_PRIVATE, MIB, 0600);
+    CHECK(segment >= 0);
+    char *shared = shmat(segment, NULL, 0);
+    CHECK(shared != (void *)-1 && shmctl(segment, IPC_RMID, NULL) == 0);
+    fill(shared, MIB, 9);
+    char *memory = filled(LARGE, 1), *place = memory + 16 * MIB;
+    push_out();
+    REQUIRE_OUT(memory, LARGE);
+    CHECK(shmat(segment, place + 1, SHM_REMAP) == (void *)-1 && errno == EINVAL);
+    CHECK(shmat(segment, place + 1, SHM_REMAP | SHM_RND) == place);
+    int pipes[2];
+    CHECK(pipe(pipes) == 0 && write(pipes[1], place, PAGE) == (ssize_t)PAGE);
+    VERIFY(place, MIB, 9);
+    VERIFY(shared, MIB, 9);
+    push_out();
+    VERIFY(place, MIB, 9);
+    VERIFY(memory, 16 * MIB, 1);
+    VERIFY_FROM(place + MIB, LARGE - 17 * MIB, 1, 17 * MIB / PAGE);
+    CHECK(shmdt(place) == 0 && shmdt(shared) == 0);
+}
+
 MAIN({ "realloc_growth", realloc_growth }, { "moved_growth", moved_growth }, { "grown_in_place", grown_in_place },
      { "shrunk", shrunk }, { "moved_to_fixed_place", moved_to_fixed_place },
      { "moved_and_not_unmapped", moved_and_not_unmapped }, { "pieces", pieces },
@@ -419,4 +445,4 @@ MAIN({ "realloc_growth", realloc_growth }, { "moved_growth", moved_growth }, { "
      { "resized_within_a_page", resized_within_a_page },
      { "grown_and_still_read_only", grown_and_still_read_only },
      { "shrunk_from_what_is_not_managed", shrunk_from_what_is_not_managed },
-     { "grown_again_from_what_is_not_managed", grown_again_from_what_is_not_managed })
+     { "grown_again_from_what_is_not_managed", grown_again_from_what_is_not_managed }, { "attached_over", attached_over })

@@ -69,8 +69,8 @@ macro_rules! cases {
 cases! {
     remap: realloc_growth moved_growth grown_in_place shrunk moved_to_fixed_place moved_and_not_unmapped pieces
         halves_unmapped mapped_over page_by_page refused_calls several_at_once resized_beside_a_writer neighbour_in_the_way resized_within_a_page grown_and_still_read_only
-        shrunk_from_what_is_not_managed grown_again_from_what_is_not_managed;
-    advise: dont_need dont_need_of_a_process free_later other_advice advice_by_a_list_that_is_out dont_need_over_a_hole protected_and_back reserved_and_opened
+        shrunk_from_what_is_not_managed grown_again_from_what_is_not_managed attached_over;
+    advise: dont_need dont_need_of_a_process advice_of_a_process free_later other_advice advice_by_a_list_that_is_out dont_need_over_a_hole protected_and_back reserved_and_opened
         made_executable locked_and_unlocked unlocked_after_the_take_over all_locked locking_refused only_written_or_executed forbidden_before
         freed_before freed_up_to_a_file locked_up_to_a_hole sparse_lock_refused;
     heap: break_up_and_down small_blocks arenas small_mappings zeros_of_calloc zeros_read_and_then_written static_array

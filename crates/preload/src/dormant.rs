@@ -401,7 +401,7 @@ fn effect_of(call: usize, arguments: &Arguments) -> Effect {
         number::MADVISE if third as u32 == raw::MADV_FREE => Effect::FreesLater,
         number::MADVISE => effect_of_advice(third),
         number::PROCESS_MADVISE => effect_of_advice(fourth),
-        number::MUNMAP | number::MUNLOCK | number::MUNLOCKALL => Effect::Nothing,
+        number::MUNMAP | number::MUNLOCK | number::MUNLOCKALL | number::SHMAT => Effect::Nothing,
         _ => Effect::MustBeKnown,
     }
 }

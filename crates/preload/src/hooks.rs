@@ -118,6 +118,11 @@ pub extern "C" fn mseal(address: usize, bytes: usize, flags: usize) -> c_int {
     result(kernel(number::MSEAL, [address, bytes, flags, 0, 0, 0])) as c_int
 }
 
+/// shmat(2)
+pub extern "C" fn shmat(segment: c_int, address: usize, flags: c_int) -> isize {
+    result(kernel(number::SHMAT, [segment as isize as usize, address, flags as usize, 0, 0, 0]))
+}
+
 /// process_madvise(2)
 pub extern "C" fn process_madvise(fd: c_int, list: usize, count: usize, advice: c_int, flags: u32) -> isize {
     let arguments = [fd as isize as usize, list, count, advice as usize, flags as usize, 0];

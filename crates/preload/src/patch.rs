@@ -17,7 +17,7 @@ use farpage_os::sys::{self, number};
 pub const JUMP_BYTES: usize = 13;
 
 /// Returns libc's functions, and the functions that replace them.
-fn table() -> [(&'static CStr, *const c_void); 19] {
+fn table() -> [(&'static CStr, *const c_void); 20] {
     [
         (c"mmap", hooks::mmap as *const c_void),
         (c"mmap64", hooks::mmap as *const c_void),
@@ -34,6 +34,7 @@ fn table() -> [(&'static CStr, *const c_void); 19] {
         (c"brk", hooks::brk as *const c_void),
         (c"mseal", hooks::mseal as *const c_void),
         (c"process_madvise", hooks::process_madvise as *const c_void),
+        (c"shmat", hooks::shmat as *const c_void),
         (c"execve", hooks::execve as *const c_void),
         (c"execveat", hooks::execveat as *const c_void),
         (c"fexecve", hooks::fexecve as *const c_void),

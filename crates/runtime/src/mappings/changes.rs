@@ -18,7 +18,7 @@ use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::segv::ByProtection;
 use farpage_os::errno::returned::{EFAULT, EINVAL, ENOMEM, ENOSYS};
 use farpage_os::memory;
-use farpage_os::proc::Mapping;
+use farpage_os::proc::{self, Mapping};
 use farpage_os::sys::{self, number};
 use linux_raw_sys::general as raw;
 
@@ -31,6 +31,9 @@ pub const EVERYTHING: PageRange = PageRange::new(PageIndex(0), PageIndex(1 << 35
 // Advice that is newer than the headers: freeing locked memory, and guard pages.
 const DONTNEED_LOCKED: u32 = 24;
 const GUARD_INSTALL: u32 = 102;
+const SHM_RDONLY: usize = 0o10000;
+/// Flag of shmat: replaces what is mapped at the address.
+const SHM_REMAP: usize = 0o40000;
 /// The result of a call that found a hole in its range. Some calls go on behind the hole.
 pub(crate) const HOLE: isize = ENOMEM;
 /// Tries of a call that may find memory out. What was brought in may be out again before the kernel looks.
@@ -784,14 +787,46 @@ pub fn brk(engine: &'static Engine, arguments: Arguments) -> isize {
     after
 }
 
-/// `process_madvise(pidfd, list, count, advice, flags)`: returns EINVAL for advice that takes memory away, as
-/// Linux before 6.13 does. The refusal includes other processes, so that no program counts on it. Other
-/// advice changes nothing that the engine knows.
-fn process_madvise(arguments: Arguments) -> Option<isize> {
+/// `process_madvise(pidfd, list, count, advice, flags)`: accepts the advice that Linux before 6.13 accepts,
+/// which changes nothing that the engine knows. For other advice returns EINVAL, as that kernel does. The
+/// refusal includes other processes, so that no program counts on it.
+const fn process_madvise(arguments: Arguments) -> Option<isize> {
     match arguments[3] as u32 {
-        raw::MADV_DONTNEED | raw::MADV_FREE | DONTNEED_LOCKED | GUARD_INSTALL => Some(EINVAL),
-        _ => None,
+        raw::MADV_COLD | raw::MADV_PAGEOUT | raw::MADV_WILLNEED | raw::MADV_COLLAPSE => None,
+        _ => Some(EINVAL),
     }
+}
+
+/// Returns the size of a segment of shared memory, as attached memory has it. The segment is attached
+/// elsewhere for a moment: a filter of the program's may forbid shmctl.
+fn segment_bytes(segment: usize) -> Option<usize> {
+    let at = sys::check(pass_on(number::SHMAT, [segment, 0, SHM_RDONLY, 0, 0, 0])).ok()?;
+    let mut found = None;
+    let _ = proc::for_each_mapping(|mapping| {
+        found = found.or((mapping.pages.start.address() == at).then(|| mapping.pages.bytes()));
+    });
+    // SAFETY: the segment was attached above, and nobody else knows of this place.
+    unsafe { memory::release(at as *mut u8, found?) };
+    found
+}
+
+/// `shmat(segment, address, flags)` with SHM_REMAP: puts a segment of shared memory in the place of what is
+/// there.
+fn attach_over(engine: &Engine, arguments: Arguments) -> isize {
+    let [segment, address, ..] = arguments;
+    // With SHM_RND the address is rounded down. Otherwise the kernel refuses one that isn't aligned.
+    let start = address & !(PAGE_BYTES - 1);
+    let Some(range) = segment_bytes(segment).and_then(|bytes| pages_of(start, bytes)) else {
+        return pass_on(number::SHMAT, arguments);
+    };
+    let _exclusive = engine.settled([range]);
+    let result = pass_on(number::SHMAT, arguments);
+    if sys::check(result).is_err() {
+        engine.forget_if_gone(range);
+    } else if engine.forget_what_was(range) {
+        engine.pager.stats().count(Counter::MapChanges);
+    }
+    result
 }
 
 /// Makes a call for one of our hooks. No handler stops that call to see to its memory.
@@ -834,6 +869,7 @@ pub fn by_number(engine: &'static Engine, call: usize, arguments: Arguments) -> 
         number::MUNLOCKALL => locked::munlockall(engine, arguments),
         number::BRK => brk(engine, arguments),
         number::PROCESS_MADVISE => return process_madvise(arguments),
+        number::SHMAT if arguments[2] & SHM_REMAP != 0 => attach_over(engine, arguments),
         // Sealed memory that is out could not be opened any more, and sealed read-only memory could not be
         // kept from children. So the answer is that of a kernel without mseal.
         number::MSEAL if engine.touches(pages_of(arguments[0], arguments[1])?) => ENOSYS,
