@@ -1,4 +1,4 @@
-//! The manual pages, and the page of options in the documents, held against the command line's definition.
+//! Tests that the manual pages and docs/user/options.md match the options.
 //!
 //! `make man` writes the manual pages anew.
 

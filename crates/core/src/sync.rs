@@ -101,7 +101,7 @@ pub mod rank {
 pub struct Witness {
     /// The thread is about to take a lock, and waits if the lock is held.
     pub takes: fn(rank: u8),
-    /// The thread took a free lock. It would not have waited.
+    /// The thread took a lock by `try_lock`, which never waits.
     pub took: fn(rank: u8),
     /// The thread gives a lock back.
     pub gives_back: fn(rank: u8),

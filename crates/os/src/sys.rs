@@ -22,6 +22,7 @@ pub mod number {
     pub const MADVISE: usize = raw::__NR_madvise as usize;
     pub const MSEAL: usize = raw::__NR_mseal as usize;
     pub const SHMAT: usize = raw::__NR_shmat as usize;
+    pub const SHMDT: usize = raw::__NR_shmdt as usize;
     pub const MSYNC: usize = raw::__NR_msync as usize;
     pub const MINCORE: usize = raw::__NR_mincore as usize;
     pub const BRK: usize = raw::__NR_brk as usize;

@@ -294,24 +294,29 @@ fn pass(call: usize, arguments: &Arguments) -> Option<isize> {
     is_left_alone.then(|| unsafe { sys::call(call, *arguments) })
 }
 
-/// Frees pages at once that the program allows the kernel to free later (MADV_FREE). The kernel refuses pages
-/// of files, and has dealt with the pages before them by then.
+/// Frees pages at once that the program allows the kernel to free later (MADV_FREE). The kernel stops at the
+/// first page of a file and answers EINVAL. It has freed the pages before that one.
 fn free_now([start, bytes, ..]: Arguments) -> isize {
-    // SAFETY: the program's own call.
-    let free = |start, bytes| unsafe {
-        sys::call(number::MADVISE, [start, bytes, raw::MADV_FREE as usize, 0, 0, 0])
+    let advise = |start, bytes, advice: u32| {
+        // SAFETY: the program's own call. MADV_DONTNEED follows only where the kernel has taken the pages for
+        // private memory that the program doesn't need.
+        unsafe { sys::call(number::MADVISE, [start, bytes, advice as usize, 0, 0, 0]) }
     };
-    let drop = |start, bytes| {
-        // SAFETY: the kernel has just taken these pages for private memory that the program doesn't need.
-        let _ = unsafe { sys::call(number::MADVISE, [start, bytes, raw::MADV_DONTNEED as usize, 0, 0, 0]) };
-    };
-    let answer = free(start, bytes);
+    let answer = advise(start, bytes, raw::MADV_FREE);
     // The range may have holes. The kernel says so, and frees the rest.
     if answer == 0 || answer == returned::ENOMEM {
-        drop(start, bytes);
-    } else {
-        let pages = (start..start.saturating_add(bytes)).step_by(PAGE_BYTES);
-        pages.take_while(|page| free(*page, PAGE_BYTES) == 0).for_each(|page| drop(page, PAGE_BYTES));
+        advise(start, bytes, raw::MADV_DONTNEED);
+        return answer;
+    }
+    // The kernel refuses a range that isn't aligned or wraps, and frees nothing then.
+    let end = bytes.checked_next_multiple_of(PAGE_BYTES).and_then(|bytes| start.checked_add(bytes));
+    let Some(end) = end.filter(|_| start.is_multiple_of(PAGE_BYTES)) else { return answer };
+    for page in (start..end).step_by(PAGE_BYTES) {
+        match advise(page, PAGE_BYTES, raw::MADV_FREE) {
+            0 => _ = advise(page, PAGE_BYTES, raw::MADV_DONTNEED),
+            returned::ENOMEM => {}
+            _ => break,
+        }
     }
     answer
 }

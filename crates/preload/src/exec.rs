@@ -229,7 +229,7 @@ fn may_be_out(page: usize) -> bool {
 
 /// Reads memory that may not be there.
 struct Reader {
-    /// The page that could be read last, by its number.
+    /// Number of the page that was last found readable.
     page: Option<usize>,
 }
 

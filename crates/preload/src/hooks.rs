@@ -275,6 +275,7 @@ pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e
         | number::MUNLOCKALL
         | number::MSEAL
         | number::PROCESS_MADVISE
+        | number::SHMAT
         | number::BRK => result(kernel(call, arguments)),
         number::FORK => result(fork::forked([SIGCHLD, 0, 0, 0, 0, 0])),
         number::EXECVE | number::EXECVEAT => leave(call, arguments),

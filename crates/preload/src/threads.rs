@@ -41,8 +41,8 @@ pub fn prepare() {
     SET_GUARD.find();
 }
 
-/// pthread_attr_setguardsize(3). Without a guard libc maps a thread's stack as it maps the small stack of
-/// posix_spawn, by which a process may stay dormant.
+/// pthread_attr_setguardsize(3). libc maps a stack without a guard like the small stack of posix_spawn, which
+/// doesn't end dormancy.
 #[unsafe(no_mangle)]
 pub extern "C" fn pthread_attr_setguardsize(attributes: *mut c_void, bytes: usize) -> c_int {
     if bytes == 0 {

@@ -27,7 +27,7 @@ use rustix::fd::{AsFd, OwnedFd};
 /// `SIGURG`, by which the supervisor asks a dormant process for an engine. Most programs have no handler for
 /// that, and a program that was just executed ignores the signal.
 pub const WAKES: u32 = 23;
-/// A dormant process has at most the budget divided by this. So much all of them together may always have.
+/// A dormant process may have the budget divided by this. All of them together may always have as much.
 const PARTS: u64 = 16;
 /// Divisor of the budget: so much all dormant processes together may have while memory is free.
 const PARTS_LENT: u64 = 4;
@@ -286,7 +286,7 @@ fn can_have(writable: fn() -> Option<u64>, more: u64) -> Option<u64> {
 
 /// Returns the most bytes that all dormant processes together may have, while processes with an engine have
 /// `managed_bytes`. That is most of what is free, up to a part of the budget: memory of dormant processes
-/// can't be evicted.
+/// can't be evicted. A smaller part is always allowed.
 const fn bytes_max(budget_bytes: u64, managed_bytes: u64) -> u64 {
     let most_of_free = budget_bytes.saturating_sub(managed_bytes) / 4 * 3;
     let lent =
@@ -295,7 +295,7 @@ const fn bytes_max(budget_bytes: u64, managed_bytes: u64) -> u64 {
     if lent > always { lent } else { always }
 }
 
-/// Returns the bytes that the processes with an engine have.
+/// Returns the bytes that the processes with an engine have. Memory that they share counts for each of them.
 fn managed_bytes(session: &Session) -> u64 {
     let claims = session.processes.iter().zip(&session.claims);
     let managed = claims.filter(|(record, _)| record.dormant_bytes.load(Ordering::Relaxed) == 0);

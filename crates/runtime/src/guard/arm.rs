@@ -692,29 +692,48 @@ fn make_again(context: &mut Context, expected: Option<CallUnderWay>) -> bool {
 /// Has the thread make the call again that this signal of Farpage's has ended, if the code before the call
 /// says which call it was. `context` is the signal's, and `signal` its number.
 pub fn make_interrupted_call_again(signal: u32, context: &mut Context) {
-    // A handler of the program's may block the signal. Such a handler may have ended the call, and returned
-    // just before this signal was delivered.
-    let is_made_again = !signals::is_blocked_in_a_handler(signal) && make_again(context, None);
+    // A handler of the program's may block the signal, and so may the call itself. Then another signal may
+    // have ended the call, and this signal was delivered afterwards.
+    let may_come_late = signals::is_blocked_in_a_handler(signal) || brings_a_mask(context);
+    let is_made_again = !may_come_late && make_again(context, None);
     end_if_another_signal_does(context, is_made_again, context.blocked);
 }
 
-/// Ends the interrupted call after all, if a signal of the program's has come meanwhile that ends it. The
+/// Returns whether the call that the thread has just made brings its own mask of blocked signals.
+fn brings_a_mask(context: &Context) -> bool {
+    let Some(number) = number_before(context.register(Register::Rip)) else { return false };
+    let argument = |at: usize| dispatch::Call::stopped(number, context).arguments[at];
+    match number as u32 {
+        raw::__NR_rt_sigsuspend => true,
+        raw::__NR_ppoll => argument(3) != 0,
+        raw::__NR_epoll_pwait | raw::__NR_epoll_pwait2 => argument(4) != 0,
+        // The argument points to the mask's address and length.
+        raw::__NR_pselect6 | raw::__NR_io_pgetevents => {
+            peek::read(argument(5)).is_some_and(|mask| mask != [0; 8])
+        }
+        _ => false,
+    }
+}
+
+/// Ends the interrupted call with EINTR if a signal of the program's is pending that would have ended it. The
 /// program's handler runs as soon as this one returns. `blocked` has the signals that are blocked then.
 fn end_if_another_signal_does(context: &mut Context, is_made_again: bool, blocked: u64) {
-    if is_made_again {
-        if signals::is_handling(blocked) {
-            end_after_all(context);
-        }
-    } else if signals::is_ending_calls(blocked) && is_before_waiting_call(context) {
+    let is_ended = if is_made_again {
+        signals::is_handling(blocked)
+    } else {
         // The kernel makes the call again by itself, for the sake of Farpage's handler.
+        signals::is_ending_calls(blocked) && is_before_waiting_call(context)
+    };
+    if is_ended {
         end_after_all(context);
     }
 }
 
-/// Returns whether the thread is about to make a call that may wait, and that a signal may end. The kernel
-/// has interrupted the call for a signal, or the call hasn't begun.
+/// Returns whether the thread is about to make a call that may wait, and that a signal may end. Mostly the
+/// kernel has interrupted the call for a signal. The call may also not have begun: a read of a file then ends
+/// with EINTR, where Linux would have made it.
 fn is_before_waiting_call(context: &Context) -> bool {
-    const WAITING: [u32; 13] = [
+    const WAITING: [u32; 20] = [
         raw::__NR_read,
         raw::__NR_readv,
         raw::__NR_write,
@@ -724,23 +743,38 @@ fn is_before_waiting_call(context: &Context) -> bool {
         raw::__NR_flock,
         raw::__NR_accept,
         raw::__NR_accept4,
+        raw::__NR_connect,
         raw::__NR_recvfrom,
         raw::__NR_recvmsg,
+        raw::__NR_recvmmsg,
         raw::__NR_sendto,
         raw::__NR_sendmsg,
+        raw::__NR_sendmmsg,
+        raw::__NR_sendfile,
+        raw::__NR_splice,
+        raw::__NR_mq_timedsend,
+        raw::__NR_mq_timedreceive,
     ];
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
     let (at, number) = (context.register(Register::Rip), context.register(Register::Rax));
-    let is_waiting = WAITING.iter().any(|waiting| *waiting as usize == number);
-    is_waiting && peek::read(at) == Some(SYSCALL) && number_before(at + SYSCALL.len()) == Some(number)
+    let command = dispatch::Call::stopped(number, context).arguments[1] as u32;
+    let waits = match number as u32 {
+        raw::__NR_fcntl => [raw::F_SETLKW, raw::F_OFD_SETLKW].contains(&command),
+        number => WAITING.contains(&number),
+    };
+    waits && peek::read(at) == Some(SYSCALL) && number_before(at + SYSCALL.len()) == Some(number)
 }
 
 /// Returns the number of a call that returns to `after`. The code before must be `mov eax, number; syscall`,
-/// as it mostly is in libc, or `xor eax, eax; syscall`, as in libc's read.
+/// as it mostly is in libc, or `xor eax, eax; syscall`, as in libc's read. A prefix (REX) before either makes
+/// it an instruction about another register.
 fn number_before(after: usize) -> Option<usize> {
-    match peek::read::<7>(after.checked_sub(7)?)? {
-        [_, _, _, 0x31, 0xc0, 0x0f, 0x05] => Some(number::READ),
-        [0xb8, number @ .., 0x0f, 0x05] => Some(u32::from_le_bytes(number) as usize),
+    const REX: core::ops::RangeInclusive<u8> = 0x40..=0x4f;
+    match peek::read::<8>(after.checked_sub(8)?)? {
+        [_, _, _, before, 0x31, 0xc0, 0x0f, 0x05] if !REX.contains(&before) => Some(number::READ),
+        [before, 0xb8, number @ .., 0x0f, 0x05] if !REX.contains(&before) => {
+            Some(u32::from_le_bytes(number) as usize)
+        }
         _ => None,
     }
 }

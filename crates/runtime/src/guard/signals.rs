@@ -248,12 +248,12 @@ pub fn is_ending_calls(blocked: u64) -> bool {
     waiting(!blocked & !open()).any(|action| action.is_handler() && !action.restarts())
 }
 
-/// Returns whether a handler of the program's runs with this signal blocked.
+/// Returns whether any handler of the program's would block this signal while it runs.
 pub fn is_blocked_in_a_handler(signal: u32) -> bool {
-    let others = (1..=SIGNALS).filter(|other| *other != signal);
+    let others = (1..=SIGNALS).filter(|other| *other != signal).filter_map(|other| action_of(other).ok());
     others
-        .filter_map(|other| action_of(other).ok())
-        .any(|action| action.is_handler() && action.mask & bit(signal) != 0)
+        .filter(|action| action.is_handler() && !action.is_of_ours())
+        .any(|action| action.mask & bit(signal) != 0)
 }
 
 /// Returns the dispositions of those of these signals that are pending.

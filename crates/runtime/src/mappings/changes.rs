@@ -787,9 +787,9 @@ pub fn brk(engine: &'static Engine, arguments: Arguments) -> isize {
     after
 }
 
-/// `process_madvise(pidfd, list, count, advice, flags)`: accepts the advice that Linux before 6.13 accepts,
-/// which changes nothing that the engine knows. For other advice returns EINVAL, as that kernel does. The
-/// refusal includes other processes, so that no program counts on it.
+/// `process_madvise(pidfd, list, count, advice, flags)`: accepts the advice that Linux before 6.13 accepts.
+/// Such advice drops no page and changes no property; MADV_COLLAPSE may fill memory. For other advice returns
+/// EINVAL, as that kernel does. The refusal includes other processes, so that no program counts on it.
 const fn process_madvise(arguments: Arguments) -> Option<isize> {
     match arguments[3] as u32 {
         raw::MADV_COLD | raw::MADV_PAGEOUT | raw::MADV_WILLNEED | raw::MADV_COLLAPSE => None,
@@ -797,26 +797,32 @@ const fn process_madvise(arguments: Arguments) -> Option<isize> {
     }
 }
 
-/// Returns the size of a segment of shared memory, as attached memory has it. The segment is attached
-/// elsewhere for a moment: a filter of the program's may forbid shmctl.
-fn segment_bytes(segment: usize) -> Option<usize> {
-    let at = sys::check(pass_on(number::SHMAT, [segment, 0, SHM_RDONLY, 0, 0, 0])).ok()?;
-    let mut found = None;
+/// Returns the bytes that a segment of shared memory takes once it is attached; otherwise the kernel's word
+/// for the failure. The segment is attached for a moment, because a filter of the program's may forbid
+/// shmctl. Under the exclusive map lock: otherwise another thread could map memory in this place.
+fn segment_bytes(segment: usize, _: &Exclusive<'_>) -> Result<usize, isize> {
+    let word = pass_on(number::SHMAT, [segment, 0, SHM_RDONLY, 0, 0, 0]);
+    let at = sys::check(word).map_err(|_| word)?;
+    let mut found = Err(ENOMEM);
     let _ = proc::for_each_mapping(|mapping| {
-        found = found.or((mapping.pages.start.address() == at).then(|| mapping.pages.bytes()));
+        if mapping.pages.start.address() == at {
+            found = Ok(mapping.pages.bytes());
+        }
     });
-    // SAFETY: the segment was attached above, and nobody else knows of this place.
-    unsafe { memory::release(at as *mut u8, found?) };
+    pass_on(number::SHMDT, [at, 0, 0, 0, 0, 0]);
     found
 }
 
 /// `shmat(segment, address, flags)` with SHM_REMAP: puts a segment of shared memory in the place of what is
-/// there.
+/// there. Fails with ENOMEM if the segment's size can't be found.
 fn attach_over(engine: &Engine, arguments: Arguments) -> isize {
     let [segment, address, ..] = arguments;
+    let bytes = match segment_bytes(segment, &engine.map.exclusive()) {
+        Ok(bytes) => bytes,
+        Err(word) => return word,
+    };
     // With SHM_RND the address is rounded down. Otherwise the kernel refuses one that isn't aligned.
-    let start = address & !(PAGE_BYTES - 1);
-    let Some(range) = segment_bytes(segment).and_then(|bytes| pages_of(start, bytes)) else {
+    let Some(range) = pages_of(address & !(PAGE_BYTES - 1), bytes) else {
         return pass_on(number::SHMAT, arguments);
     };
     let _exclusive = engine.settled([range]);

@@ -316,7 +316,8 @@ impl Worker {
     fn take_batch(&mut self, max: usize, by: By) -> Option<Out> {
         let pager = self.engine.pager;
         let shared = self.engine.map.shared(self.index);
-        // The keeper looks at refusals. Those of an earlier batch may be about other mappings by now.
+        // The keeper reads which pages were refused. Those of an earlier batch may lie in mappings that are
+        // gone.
         self.outgoing.iter_mut().for_each(|outgoing| outgoing.is_shared = false);
         if !self.engine.evictions_allowed() {
             return None;
