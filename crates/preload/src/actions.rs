@@ -12,7 +12,6 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use farpage_os::signal::Action;
 use farpage_os::sys::{Errno, number};
 use farpage_runtime::guard;
-use linux_raw_sys::errno::EINVAL;
 
 /// libc's `struct sigaction` on x86-64.
 #[repr(C)]
@@ -62,7 +61,7 @@ pub fn prepare() -> bool {
 /// As libc's.
 pub unsafe extern "C" fn sigaction(signal: c_int, new: *const LibcAction, old: *mut LibcAction) -> c_int {
     if !(1..=LAST).contains(&signal) || INTERNAL.contains(&signal) {
-        set_errno(EINVAL as i32);
+        set_errno(Errno::EINVAL.0);
         return -1;
     }
     // Copies, because the originals may lie in memory of the program's that is evicted.

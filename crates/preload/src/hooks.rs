@@ -7,12 +7,12 @@ use crate::{credentials, dormant, exec, fork, peers};
 use crate::{errno, libc_symbol, set_errno};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use farpage_os::errno::returned;
 use farpage_os::sys::{self, Errno, number};
 use farpage_runtime::guard;
 use farpage_runtime::mappings::changes::Arguments;
 use farpage_runtime::privileges::credentials::Whose;
 use farpage_runtime::session::first::First;
-use linux_raw_sys::errno::{EINVAL, ENOMEM};
 
 /// Bits of clone(2)'s flags that hold the signal at the child's end.
 const SIGNAL: usize = 0xff;
@@ -152,7 +152,7 @@ pub extern "C" fn brk(address: usize) -> c_int {
         unsafe { variable.write(reached as *mut c_void) };
     }
     if (reached as usize) < address {
-        set_errno(ENOMEM as i32);
+        set_errno(Errno::ENOMEM.0);
         return -1;
     }
     0
@@ -252,7 +252,7 @@ pub extern "C" fn execveat(
 pub extern "C" fn fexecve(file: c_int, words: usize, environment: usize) -> c_int {
     const AT_EMPTY_PATH: usize = 0x1000;
     if file < 0 || words == 0 || environment == 0 {
-        return result(-(EINVAL as isize)) as c_int;
+        return result(returned::EINVAL) as c_int;
     }
     let path = c"".as_ptr() as usize;
     leave(number::EXECVEAT, [file as usize, path, words, environment, AT_EMPTY_PATH, 0]) as c_int

@@ -5,14 +5,14 @@
 use crate::hooks::{by_libc, result};
 use crate::init::engine;
 use core::ffi::c_int;
+use farpage_os::errno::Errno;
 use farpage_os::sys::number;
 use farpage_runtime::mappings::changes::Arguments;
-use linux_raw_sys::errno::EFAULT;
 
 /// Notes that a call has failed, if the call is about another process's memory.
 pub fn note_failure(call: usize, arguments: Arguments, errno: i32) {
     let is_meant = matches!(call, number::PROCESS_VM_READV | number::PROCESS_VM_WRITEV);
-    if let Some(engine) = engine().filter(|_| is_meant && errno == EFAULT as i32) {
+    if let Some(engine) = engine().filter(|_| is_meant && errno == Errno::EFAULT.0) {
         engine.note_unreached_peer(arguments[0] as u32);
     }
 }

@@ -8,8 +8,8 @@
 use super::buffers::Memory;
 use crate::engine::{Engine, FaultMode};
 use farpage_os::dispatch::Call;
+use farpage_os::errno::returned;
 use farpage_os::{peek, sys};
-use linux_raw_sys::errno::EACCES;
 use linux_raw_sys::general as raw;
 
 const PATH_BYTES_MAX: usize = 4096;
@@ -39,7 +39,7 @@ pub fn refuse(engine: &Engine, call: &Call, memory: &mut impl Memory) -> Option<
     let is_memory = is_memory(looked as usize);
     // SAFETY: the descriptor was just made, and only this function knows it.
     unsafe { sys::call(raw::__NR_close as usize, [looked as usize, 0, 0, 0, 0, 0]) };
-    is_memory.then_some(-(EACCES as isize))
+    is_memory.then_some(returned::EACCES)
 }
 
 /// Returns whether a path ends in "mem".

@@ -19,7 +19,6 @@ use farpage_io::{Backend, Busy, Completion, Request, Wait};
 use farpage_os::memory;
 use farpage_os::sys::Errno;
 use farpage_os::uffd::out_of_the_way;
-use linux_raw_sys::errno::{EINVAL, EIO};
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
@@ -79,7 +78,7 @@ const fn bitmap_words(area: &AreaDescription) -> usize {
 }
 
 fn open_to(flags: OFlags, path: &[u8]) -> Result<OwnedFd, Errno> {
-    let path = core::ffi::CStr::from_bytes_until_nul(path).map_err(|_| Errno(EINVAL as i32))?;
+    let path = core::ffi::CStr::from_bytes_until_nul(path).map_err(|_| Errno::EINVAL)?;
     let flags = flags | OFlags::CLOEXEC;
     // Some file systems refuse direct I/O. Then the page cache is in between, which is only slower.
     let fd = rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty())
@@ -153,8 +152,9 @@ fn growing(
     if area.discards != 0 {
         return Ok(Some(AreaFile::punched(fd, bytes, reserve, ensured)));
     }
-    let errno =
-        |error: farpage_io::IoError| OpenError { errno: Errno(error.errno().map_or(EIO as i32, i32::from)) };
+    let errno = |error: farpage_io::IoError| OpenError {
+        errno: Errno(error.errno().map_or(Errno::EIO.0, i32::from)),
+    };
     AreaFile::new(fd, bytes, reserve, ensured).map(Some).map_err(errno)
 }
 

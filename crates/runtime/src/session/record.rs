@@ -14,7 +14,6 @@ use farpage_core::units::PAGE_BYTES;
 use farpage_os::memory::{self, ProtFlags};
 use farpage_os::sys::{self, Errno, number};
 use farpage_os::{proc, report};
-use linux_raw_sys::errno::{EAGAIN, EINVAL};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
@@ -65,8 +64,8 @@ impl Membership {
         // are zero, which is a valid `HeadCopy`.
         let head = unsafe { &mut *memory::reserve(size_of::<HeadCopy>())?.cast::<HeadCopy>() };
         session.head.copy_to(head);
-        let settings = head.check(bytes).ok_or(Errno(EINVAL as i32))?;
-        let index = claim(&lock, session).ok_or(Errno(EAGAIN as i32))?;
+        let settings = head.check(bytes).ok_or(Errno::EINVAL)?;
+        let index = claim(&lock, session).ok_or(Errno::EAGAIN)?;
         report::last_words_go_to(&session.last_words);
         session.started.joins(session.processes[index].pid.load(Ordering::Relaxed));
         Ok(Membership { lock, session, head, settings, index })
@@ -119,7 +118,7 @@ impl Membership {
     /// Returns the page's address. EAGAIN: there is no record for a child, which would be without an engine.
     pub fn token(&self, generation: usize) -> Result<usize, Errno> {
         if !self.has_free_record() {
-            return Err(Errno(EAGAIN as i32));
+            return Err(Errno::EAGAIN);
         }
         let fd = proc::reopen(self.lock.as_fd())?;
         fcntl(&fd, F_OFD_SETLK, &mut heirs_of(self.index, generation, 1, F_RDLCK))?;
@@ -153,7 +152,7 @@ pub(crate) fn map(fd: &OwnedFd) -> Result<(&'static Session, usize), Errno> {
     let stat = rustix::fs::fstat(fd).map_err(|error| Errno(error.raw_os_error()))?;
     let bytes = stat.st_size as usize;
     if bytes < size_of::<Session>() {
-        return Err(Errno(EINVAL as i32));
+        return Err(Errno::EINVAL);
     }
     // The mapping is as large as the file, which never shrinks.
     let base = memory::map_shared(fd.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;

@@ -9,7 +9,7 @@ use farpage_core::pager::WriteProgress;
 use farpage_core::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, PageRange};
 use farpage_io::{Backend, Completion, IoError, Op, Request, SEGMENTS_MAX, Segment, Wait};
 use farpage_os::clock::now_ns;
-use linux_raw_sys::errno::EIO;
+use farpage_os::errno::Errno;
 
 /// Nanoseconds above which a call has waited for the device.
 const BLOCKED_NS: u64 = 20_000;
@@ -165,7 +165,8 @@ impl Worker {
         if let Err(error) = result
             && state_after(error) == AreaState::ReadOnly
         {
-            let packed = pack_io_error(first.area().0, first.offset(), error.errno().unwrap_or(EIO as u16));
+            let packed =
+                pack_io_error(first.area().0, first.offset(), error.errno().unwrap_or(Errno::EIO.0 as u16));
             self.engine.record.notice(Notice::WriteError, packed);
         }
         self.settle_write(at);
