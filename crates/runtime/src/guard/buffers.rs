@@ -57,11 +57,14 @@ const TEXT_BYTES_MAX: usize = 32 * PAGE_BYTES;
 const BYTES_MAX: usize = 0x7fff_f000;
 /// Bytes assumed at an address of which only the address is known. Most structures are smaller.
 const UNKNOWN_BYTES: usize = 2 * PAGE_BYTES;
+/// Bytes of one instruction of a filter.
+const INSTRUCTION_BYTES: usize = 8;
+const SOL_SOCKET: usize = 1;
 
 /// Reports to `memory` what the kernel looks at or changes in this call.
 ///
 /// The stack that the thread is on isn't reported, because no argument names it. Signals are delivered there,
-/// and `rt_sigreturn` reads from it. Memory that is named in the argument of most ioctls, of bpf or of keyctl
+/// and `rt_sigreturn` reads from it. Memory that is named in the argument of most ioctls or of bpf
 /// isn't reported either. Nor is memory that is named in the queue of an io_uring. Only the maker of a device
 /// or of a filter knows what lies there.
 pub fn each(call: usize, arguments: &[usize; 6], memory: &mut impl Memory) {
@@ -75,6 +78,9 @@ pub fn each(call: usize, arguments: &[usize; 6], memory: &mut impl Memory) {
         (None, raw::__NR_prctl) => walk.prctl(),
         (None, raw::__NR_seccomp) => walk.seccomp(),
         (None, raw::__NR_setsockopt) => walk.setsockopt(),
+        (None, raw::__NR_getsockopt) => walk.getsockopt(),
+        (None, raw::__NR_keyctl) => walk.keyctl(),
+        (None, raw::__NR_mq_notify) => walk.mq_notify(),
         (None, raw::__NR_get_mempolicy) => walk.get_mempolicy(),
         (None, raw::__NR_ptrace) => walk.ptrace(),
         (None, raw::__NR_semctl) => walk.buffer(arguments[3], 1 << 16, How::Both),
@@ -346,8 +352,13 @@ impl<M: Memory> Walk<'_, M> {
     fn ptrace(&mut self) {
         const PTRACE_GETREGSET: usize = 0x4204;
         const PTRACE_SETREGSET: usize = 0x4205;
+        const PTRACE_SECCOMP_GET_FILTER: usize = 0x420c;
+        const INSTRUCTIONS_MAX: usize = 4096;
         self.unknown();
         let [request, _, _, data, ..] = *self.arguments;
+        if request == PTRACE_SECCOMP_GET_FILTER {
+            self.buffer(data, INSTRUCTIONS_MAX * INSTRUCTION_BYTES, How::Out);
+        }
         if matches!(request, PTRACE_GETREGSET | PTRACE_SETREGSET) {
             self.buffer(data, 16, How::Both);
             let (start, bytes) = (self.word(data), self.word(data.saturating_add(8)));
@@ -359,7 +370,7 @@ impl<M: Memory> Walk<'_, M> {
     fn filter(&mut self, address: usize) {
         self.buffer(address, 16, How::In);
         let (count, start) = (self.half(address) & 0xffff, self.word(address.saturating_add(8)));
-        self.buffer(start, count * 8, How::In);
+        self.buffer(start, count * INSTRUCTION_BYTES, How::In);
     }
 
     fn seccomp(&mut self) {
@@ -388,7 +399,10 @@ impl<M: Memory> Walk<'_, M> {
     }
 
     fn setsockopt(&mut self) {
-        const SOL_SOCKET: usize = 1;
+        const SOL_PACKET: usize = 263;
+        const PACKET_FANOUT_DATA: usize = 22;
+        const SOL_XDP: usize = 283;
+        const XDP_UMEM_REG: usize = 4;
         const SO_ATTACH_FILTER: usize = 26;
         const SO_ATTACH_REUSEPORT_CBPF: usize = 51;
         let [_, level, option, value, bytes, _] = *self.arguments;
@@ -398,6 +412,67 @@ impl<M: Memory> Walk<'_, M> {
             && bytes as u32 >= 16
         {
             self.filter(value);
+        }
+        match (level, option) {
+            (SOL_PACKET, PACKET_FANOUT_DATA) if bytes as u32 == 16 => self.filter(value),
+            // The kernel pins this memory.
+            (SOL_XDP, XDP_UMEM_REG) => {
+                let (start, length) = (self.word(value), self.word(value.saturating_add(8)));
+                self.buffer(start, length, How::Stays);
+            }
+            _ => {}
+        }
+    }
+
+    fn getsockopt(&mut self) {
+        const SO_GET_FILTER: usize = 26;
+        const IPPROTO_TCP: usize = 6;
+        const TCP_ZEROCOPY_RECEIVE: usize = 35;
+        let [_, level, option, value, length, _] = *self.arguments;
+        self.buffer(length, 4, How::Both);
+        let count = usize::try_from(self.half(length) as i32).unwrap_or(0);
+        // The length of a filter counts instructions.
+        let is_filter = level == SOL_SOCKET && option == SO_GET_FILTER;
+        self.buffer(value, if is_filter { count * INSTRUCTION_BYTES } else { count }, How::Both);
+        if level == IPPROTO_TCP && option == TCP_ZEROCOPY_RECEIVE {
+            let (start, bytes) = (self.word(value.saturating_add(24)), self.half(value.saturating_add(32)));
+            self.buffer(start, bytes, How::Out);
+        }
+    }
+
+    /// Reports the notice of a message queue. With SIGEV_THREAD the kernel keeps a copy of a cookie.
+    fn mq_notify(&mut self) {
+        const SIGEV_THREAD: usize = 2;
+        const COOKIE_BYTES: usize = 32;
+        let event = self.arguments[1];
+        self.buffer(event, 64, How::In);
+        if self.half(event.saturating_add(12)) == SIGEV_THREAD {
+            let cookie = self.word(event);
+            self.buffer(cookie, COOKIE_BYTES, How::In);
+        }
+    }
+
+    fn keyctl(&mut self) {
+        const KEYCTL_UPDATE: u32 = 2;
+        const KEYCTL_READ: u32 = 11;
+        const KEYCTL_INSTANTIATE: u32 = 12;
+        const KEYCTL_INSTANTIATE_IOV: u32 = 20;
+        const KEYCTL_DH_COMPUTE: u32 = 23;
+        const KEYCTL_PKEY_ENCRYPT: u32 = 25;
+        const KEYCTL_PKEY_VERIFY: u32 = 28;
+        self.unknown();
+        let [operation, parameters, second, third, fourth, _] = *self.arguments;
+        match operation as u32 {
+            KEYCTL_UPDATE | KEYCTL_INSTANTIATE => self.buffer(second, third, How::In),
+            KEYCTL_READ | KEYCTL_DH_COMPUTE => self.buffer(second, third, How::Out),
+            KEYCTL_INSTANTIATE_IOV => self.vectors(second, third, How::In),
+            KEYCTL_PKEY_ENCRYPT..=KEYCTL_PKEY_VERIFY => {
+                let length = |walk: &mut Self, offset| walk.half(parameters.saturating_add(offset));
+                let (first_bytes, second_bytes) = (length(self, 4), length(self, 8));
+                self.buffer(third, first_bytes, How::In);
+                self.buffer(fourth, second_bytes, How::Both);
+            }
+            _ => {}
         }
     }
 
@@ -539,6 +614,27 @@ mod tests {
         let all = |bytes| told(raw::__NR_read, [3, A, bytes, 0, 0, 0], &[]);
         assert_eq!(all(END - A), [(A, BYTES_MAX, How::Out)]);
         assert_eq!(all(usize::MAX), [(A, UNKNOWN_BYTES, How::Out)], "the kernel refuses it");
+    }
+
+    /// Each of these calls failed with EFAULT where the memory was out.
+    #[test]
+    fn lengths_that_only_some_requests_have_are_known() {
+        let length = [(B, 100)];
+        let option = |level, option| told(raw::__NR_getsockopt, [3, level, option, A, B, 0], &length);
+        assert_eq!(option(SOL_SOCKET, 26), [(B, 4, How::Both), (A, 800, How::Both)], "instructions");
+        assert_eq!(option(SOL_SOCKET, 4), [(B, 4, How::Both), (A, 100, How::Both)]);
+        let event = [(A, C as u64), (A + 8, 2 << 32)];
+        let notice = told(raw::__NR_mq_notify, [3, A, 0, 0, 0, 0], &event);
+        assert_eq!(notice, [(A, 64, How::In), (C, 32, How::In)]);
+        let key = |operation| told(raw::__NR_keyctl, [operation, 5, A, 20_000, 0, 0], &[]);
+        assert!(key(11).contains(&(A, 20_000, How::Out)) && key(2).contains(&(A, 20_000, How::In)));
+        let lengths = [(A, 70_000 << 32), (A + 8, 80_000)];
+        let signature = told(raw::__NR_keyctl, [25, A, 0, B, C, 0], &lengths);
+        assert!(signature.contains(&(B, 70_000, How::In)) && signature.contains(&(C, 80_000, How::Both)));
+        let memory = [(A, B as u64), (A + 8, 1 << 20)];
+        let umem = told(raw::__NR_setsockopt, [3, 283, 4, A, 32, 0], &memory);
+        assert!(umem.contains(&(B, 1 << 20, How::Stays)));
+        assert!(told(raw::__NR_ptrace, [0x420c, 7, 0, A, 0, 0], &[]).contains(&(A, 32_768, How::Out)));
     }
 
     #[test]

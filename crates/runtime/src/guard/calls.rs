@@ -154,7 +154,6 @@ const TABLE: &[(u32, &[Pointer])] = &[
     (raw::__NR_getsockname, &[both(2, INT), writes(1, SocketAddress(2))]),
     (raw::__NR_getpeername, &[both(2, INT), writes(1, SocketAddress(2))]),
     (raw::__NR_socketpair, &[writes(3, TWO_INTS)]),
-    (raw::__NR_getsockopt, &[both(4, INT), both(3, SizedBy(4))]),
     (raw::__NR_execve, &[text(0), reads(1, Texts), reads(2, Texts)]),
     (raw::__NR_wait4, &[writes(1, INT), writes(3, USAGE)]),
     (raw::__NR_uname, &[writes(0, Bytes(390))]),
