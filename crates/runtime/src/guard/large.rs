@@ -249,7 +249,6 @@ fn is_appending(fd: i32) -> bool {
 }
 
 fn kind(fd: i32, how: &Divisible) -> Kind {
-    const MEMORY_DEVICES: u32 = 1;
     /// Major numbers of consoles, /dev/tty and the like, and pseudo-terminals.
     const TERMINALS: [u32; 10] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
     let Some(flags) = Some(fd).filter(|fd| *fd >= 0).and_then(flags) else { return Kind::Nothing };
@@ -265,8 +264,8 @@ fn kind(fd: i32, how: &Divisible) -> Kind {
     match FileType::from_raw_mode(stat.st_mode) {
         other if needs_socket && other != FileType::Socket => Kind::Nothing,
         FileType::RegularFile | FileType::BlockDevice => Kind::File,
-        // /dev/zero and the like.
-        FileType::CharacterDevice if rustix::fs::major(stat.st_rdev) == MEMORY_DEVICES => Kind::File,
+        // /dev/zero and the like. A read of the kernel's log waits for messages.
+        FileType::CharacterDevice if is_memory_device(stat.st_rdev) => Kind::File,
         FileType::Fifo | FileType::Socket if is_positioned => Kind::Nothing,
         // Each call on this pipe transfers a packet. A terminal that is ready may wait nevertheless.
         FileType::Fifo if flags.contains(rustix::fs::OFlags::DIRECT) => Kind::Other,
@@ -278,17 +277,43 @@ fn kind(fd: i32, how: &Divisible) -> Kind {
     }
 }
 
+fn is_memory_device(device: u64) -> bool {
+    const MEMORY_DEVICES: u32 = 1;
+    const KERNEL_LOG: u32 = 11;
+    rustix::fs::major(device) == MEMORY_DEVICES && rustix::fs::minor(device) != KERNEL_LOG
+}
+
+/// Returns whether the socket has a stream of bytes, of which a call may transfer any part. A socket of SCTP
+/// calls itself a stream, and keeps the borders of messages.
 fn is_stream(fd: BorrowedFd<'_>) -> bool {
-    use rustix::fd::AsRawFd;
-    const SOCK_STREAM: u32 = 1;
-    let (mut value, mut bytes) = (0_u32, 4_u32);
-    const SOL_SOCKET: usize = 1;
     const SO_TYPE: usize = 3;
+    const SO_PROTOCOL: usize = 38;
+    const SO_DOMAIN: usize = 39;
+    const SOCK_STREAM: u32 = 1;
+    const AF_UNIX: u32 = 1;
+    const AF_INET: u32 = 2;
+    const AF_INET6: u32 = 10;
+    const AF_VSOCK: u32 = 40;
+    const IPPROTO_TCP: u32 = 6;
+    const IPPROTO_MPTCP: u32 = 262;
+    let option = |name| socket_option(fd, name);
+    option(SO_TYPE) == Some(SOCK_STREAM)
+        && match option(SO_DOMAIN) {
+            Some(AF_UNIX | AF_VSOCK) => true,
+            Some(AF_INET | AF_INET6) => matches!(option(SO_PROTOCOL), Some(IPPROTO_TCP | IPPROTO_MPTCP)),
+            _ => false,
+        }
+}
+
+fn socket_option(fd: BorrowedFd<'_>, name: usize) -> Option<u32> {
+    use rustix::fd::AsRawFd;
+    const SOL_SOCKET: usize = 1;
+    let (mut value, mut bytes) = (0_u32, 4_u32);
     let arguments =
-        [fd.as_raw_fd() as usize, SOL_SOCKET, SO_TYPE, &raw mut value as usize, &raw mut bytes as usize, 0];
+        [fd.as_raw_fd() as usize, SOL_SOCKET, name, &raw mut value as usize, &raw mut bytes as usize, 0];
     // SAFETY: the kernel writes 4 bytes and their number, both on this function's stack.
     let asked = unsafe { sys::call(raw::__NR_getsockopt as usize, arguments) };
-    asked == 0 && value == SOCK_STREAM
+    (asked == 0).then_some(value)
 }
 
 /// Returns whether the call asks for the sender's address, which would have to be told once. A read of this
