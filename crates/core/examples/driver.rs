@@ -1,8 +1,8 @@
 //! A small driver of `core`: a program of 64 pages that may have 16 of them in memory.
 //!
 //! `core` decides, and the driver does what a kernel does. Here a page in memory is an element of
-//! [`Driver::memory`]. Evicted pages go to the compressed pool; there is no swap area. Change the numbers, the
-//! bytes or the order of the touches, and run `cargo run -p farpage-core --example driver`.
+//! [`Driver::memory`]. Evicted pages go to the compressed pool; there is no swap area. Change the numbers,
+//! the bytes or the order of the touches, and run `cargo run -p farpage-core --example driver`.
 // UNSAFETY: the driver hands its memory to `core`.
 
 use farpage_core::areas::Areas;

@@ -6,10 +6,10 @@
 //! allocates. System calls go through `rustix`, which makes them directly. Calls whose arguments come from
 //! the program go through [`sys`], which passes the arguments on exactly as they are.
 //!
-//! - Memory: [`memory`] has Farpage's mappings. [`peek`] reads the program's, which may not be there. [`uffd`]
-//!   is userfaultfd.
-//! - Threads: [`thread`] makes engine threads, [`futex`] lets them wait, [`clock`] sleeps. [`credentials`] and
-//!   [`places`] keep what they may do, and where they are. [`numa`] says on which node.
+//! - Memory: [`memory`] has Farpage's mappings. [`peek`] reads the program's, which may not be there.
+//!   [`uffd`] is userfaultfd.
+//! - Threads: [`thread`] makes engine threads, [`futex`] lets them wait, [`clock`] sleeps. [`credentials`]
+//!   and [`places`] keep what they may do, and where they are. [`numa`] says on which node.
 //! - Signals and calls: [`signal`] has handlers that libc doesn't know, [`frame`] moves a signal's frame to
 //!   another stack. [`dispatch`] stops the program's system calls, [`seccomp`] knows its filters.
 //! - The process: [`proc`] reads /proc, [`image`] knows where Farpage's code and variables are, [`report`]

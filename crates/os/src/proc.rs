@@ -692,7 +692,8 @@ pub fn is_zombie(process: u32) -> bool {
     read(&mut text).is_some_and(|length| is_ended_process(&text[..length]))
 }
 
-/// Returns whether this is the `stat` of a process that has ended. The first thread may end before the others.
+/// Returns whether this is the `stat` of a process that has ended. The first thread may end before the
+/// others.
 fn is_ended_process(stat: &[u8]) -> bool {
     const THREADS_FIELD: usize = 20;
     has_ended(stat) && field_of_stat(stat, THREADS_FIELD).is_some_and(|threads| threads <= 1)

@@ -115,8 +115,8 @@ fn cpu_time() -> Duration {
 /// One measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Lookup {
-    /// CPU time of one lookup in ns, with the loop and the comparison around it. Time in which another program
-    /// has the CPU doesn't count.
+    /// CPU time of one lookup in ns, with the loop and the comparison around it. Time in which another
+    /// program has the CPU doesn't count.
     pub ns: f64,
     /// Lookups per second, all threads together.
     pub per_second: f64,

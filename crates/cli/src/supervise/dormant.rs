@@ -205,8 +205,8 @@ fn expects_the_signal(pid: u32) -> bool {
     has("SigCgt:") && !has("SigBlk:") && !is_waiting_for_signals(pid)
 }
 
-/// Whether a process waits for signals by rt_sigtimedwait. The kernel opens them meanwhile, and the wait would
-/// return ours. Only for a process that we may look at.
+/// Whether a process waits for signals by rt_sigtimedwait. The kernel opens them meanwhile, and the wait
+/// would return ours. Only for a process that we may look at.
 fn is_waiting_for_signals(pid: u32) -> bool {
     let call = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
     call.split(' ').next() == Some(&libc::SYS_rt_sigtimedwait.to_string())

@@ -1,7 +1,8 @@
 //! The worker: everything that one thread needs to serve faults, and the driver that does the pager's
 //! waiting. The thread is an engine thread, or a thread of the program with a fault of its own
-//! (`serve_inline`). This file serves faults. `evict.rs` takes pages, `place.rs` places them, `write.rs` writes
-//! them; `upkeep.rs` looks after pool and areas, `ahead.rs` reads early, `polling.rs` polls for a read.
+//! (`serve_inline`). This file serves faults. `evict.rs` takes pages, `place.rs` places them, `write.rs`
+//! writes them; `upkeep.rs` looks after pool and areas, `ahead.rs` reads early, `polling.rs` polls for a
+//! read.
 //!
 //! Each worker has scratch memory, batches, and back ends of its own. Threads therefore meet only in the
 //! pager's short critical sections and in page locks. All of this code runs while the program may be stopped
