@@ -16,6 +16,7 @@
 
 #define GROWS (300 * MIB)
 #define SMALL MIB
+#define SHARED (8 * MIB)
 
 static int threads(void)
 {
@@ -163,6 +164,43 @@ static void forks(void)
     VERIFY(memory, SMALL, 1);
     CHECK(write(ends[1], "r", 1) == 1);
     _exit(0);
+}
+
+/* The children have the parent's memory and nothing else. Together that is far less than the budget, though
+ * each of them says that all of it is its own as long as it is dormant. */
+static void shares(void)
+{
+    enum { CHILDREN = 48 };
+    char *memory = filled(SHARED, 1);
+    int ready[2], go[2];
+    CHECK(pipe(ready) == 0 && pipe(go) == 0);
+    for (int child = 0; child < CHILDREN; child++) {
+        pid_t process = fork();
+        CHECK(process >= 0);
+        if (process > 0)
+            continue;
+        char byte = 0;
+        close(go[1]);
+        VERIFY(memory, SHARED, 1);
+        CHECK(write(ready[1], &byte, 1) == 1);
+        CHECK(read(go[0], &byte, 1) == 0);
+        CHECK(pages_out(memory, SHARED) == 0);
+        VERIFY(memory, SHARED, 1);
+        _exit(0);
+    }
+    IS_DORMANT();
+    for (int child = 0; child < CHILDREN; child++) {
+        char byte;
+        CHECK(read(ready[0], &byte, 1) == 1);
+    }
+    /* Long enough for an eviction. */
+    sleep(1);
+    close(go[1]);
+    for (int child = 0; child < CHILDREN; child++) {
+        int status;
+        CHECK(wait(&status) > 0 && status == 0);
+    }
+    CHECK(pages_out(memory, SHARED) == 0);
 }
 
 static void forks_when_grown(void)
@@ -536,6 +574,7 @@ MAIN({ "stays", stays },
      { "reserves", reserves },
      { "seals", seals },
      { "forks", forks },
+     { "shares", shares },
      { "forks_when_grown", forks_when_grown },
      { "vforks", vforks },
      { "has_threads", has_threads },

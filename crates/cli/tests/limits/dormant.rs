@@ -22,7 +22,7 @@ fn run(faults: &str, case: &str) -> Outcome {
     let program = compiled("dormant");
     let program = program.to_str().unwrap();
     let words = match case {
-        "forks" => vec!["sh", "-c", "ulimit -s 2048; exec \"$0\" forks", program],
+        "forks" | "shares" => vec!["sh", "-c", "ulimit -s 2048; exec \"$0\" \"$1\"", program, case],
         _ => vec![program, case],
     };
     Job::new(&Under::budget(budget(case), &["--faults", faults]), &words).within(120).run()
@@ -51,6 +51,13 @@ fn small_process_has_one_thread() {
 #[test]
 fn process_that_grows_is_managed() {
     is_right(&["maps", "heap", "remaps", "reserves", "keeps_what_it_moves", "vforks", "forks"]);
+}
+
+/// A parent of 8 MiB had 48 children that read its memory. Each of them counted 8 MiB, and most of the memory
+/// was evicted from a budget that was six times what all of them had.
+#[test]
+fn memory_shared_with_a_dormant_parent_counts_once() {
+    is_right(&["shares"]);
 }
 
 /// Locked, read-only or executable memory exists, though the kernel doesn't count it as data.

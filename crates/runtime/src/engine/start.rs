@@ -234,6 +234,8 @@ fn keeper_main(argument: usize) -> ! {
     if let Ok(engine) = built {
         if let Some(bytes) = inherited {
             engine.begin_as_child(bytes);
+        } else if request.is_late {
+            engine.begin_after_dormancy();
         }
         engine.take_share();
     }

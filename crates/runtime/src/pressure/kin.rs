@@ -36,7 +36,7 @@ pub struct Stated {
     pub round: u64,
 }
 
-/// A [`Stated::round`]: the process shares nothing.
+/// A [`Stated::round`]: the process shares nothing, or is dormant and pays for all that it has.
 pub const ALONE: u64 = 0;
 /// A [`Stated::round`]: the process shares memory and hasn't asked yet.
 pub const UNASKED: u64 = 1;
@@ -183,8 +183,14 @@ impl Ledger {
     /// Begins as a child that shares `bytes` with its parent. The parent pays for them. `faults` counts the
     /// minor faults until now.
     pub fn begin_as_child(&self, bytes: u64, faults: u64) {
-        self.unpaid.store(bytes as i64, Ordering::Relaxed);
-        self.has_forked(bytes, faults);
+        self.begin_beside(bytes, bytes, faults);
+    }
+
+    /// Begins as a process that shares `with_others` bytes, of which `for_others` count for other processes.
+    /// `faults` counts the minor faults until now.
+    pub fn begin_beside(&self, with_others: u64, for_others: u64, faults: u64) {
+        self.unpaid.store(for_others as i64, Ordering::Relaxed);
+        self.has_forked(with_others, faults);
     }
 
     /// Notes a fork: another process has these `bytes`, too. `faults` counts the minor faults until now.
@@ -382,6 +388,24 @@ mod tests {
             self.round += 1;
         }
 
+        /// Forks a process that is dormant. The child gets an engine at once.
+        fn fork_dormant(&mut self, process: usize) {
+            self.pages.push(self.pages[process].clone());
+            let child = self.pages.len() - 1;
+            let (with_others, for_others) = self.kernels_word(child);
+            self.ledgers.push(Ledger::default());
+            self.ledgers[child].begin_beside(with_others, for_others, self.faults);
+            self.is_stopped.push(false);
+            self.round += 1;
+        }
+
+        /// Returns the bytes that other processes have, too, and the bytes that count for them.
+        fn kernels_word(&self, process: usize) -> (u64, u64) {
+            let shared =
+                || self.pages[process].iter().map(|page| self.sharers(*page)).filter(|count| *count > 1);
+            (shared().count() as u64 * PAGE, shared().map(|count| PAGE - PAGE / count).sum())
+        }
+
         fn new_page(&mut self, process: usize) {
             self.pages[process].insert(self.next_page);
             self.next_page += 1;
@@ -408,10 +432,7 @@ mod tests {
         fn ask(&self, process: usize) {
             let (ledger, all) = (&self.ledgers[process], self.all());
             ledger.settle(self.settled);
-            let shared =
-                || self.pages[process].iter().map(|page| self.sharers(*page)).filter(|count| *count > 1);
-            let for_others = shared().map(|count| PAGE - PAGE / count).sum();
-            let with_others = shared().count() as u64 * PAGE;
+            let (with_others, for_others) = self.kernels_word(process);
             let left = left(&all, self.settled) + self.left_by_dead;
             ledger.have_asked(with_others, for_others, ledger.before_asking(), left, self.round);
         }
@@ -482,6 +503,18 @@ mod tests {
         tree.fork(0);
         tree.end(0);
         assert_eq!(tree.pays().0, [10 * PAGE]);
+    }
+
+    /// A dormant parent says that it pays for all of its memory, and never asks. Its children said the same.
+    #[test]
+    fn children_of_a_dormant_parent_pay_for_their_part() {
+        let mut tree = Tree::begin(12);
+        (0..2).for_each(|_| tree.fork_dormant(0));
+        assert_eq!(tree.pays().0, [12 * PAGE, 6 * PAGE, 4 * PAGE]);
+        tree.all_ask();
+        assert_eq!(tree.pays().0, [12 * PAGE, 4 * PAGE, 4 * PAGE]);
+        tree.end(0);
+        assert_eq!(tree.pays().0, [6 * PAGE, 6 * PAGE]);
     }
 
     /// A process had not heard of the end of a round. It paid for all of its memory, while the other

@@ -392,6 +392,21 @@ impl Engine {
         self.share.noted_bytes.store(inherited, Ordering::Relaxed);
     }
 
+    /// Begins in a process that was dormant. The process may share memory since a fork with processes that
+    /// have no engine. Nobody has reckoned that memory, so the kernel says which part counts for others.
+    pub fn begin_after_dormancy(&self) {
+        let faults = minor_faults();
+        let Ok(parts) = self.rollup.anonymous() else { return };
+        let for_others = parts.anonymous.saturating_sub(parts.own_part);
+        if for_others < SHARED_BYTES_MIN {
+            return;
+        }
+        self.measure();
+        self.share.ledger.begin_beside(parts.shared.min(parts.anonymous), for_others, faults);
+        self.budget.shares(for_others);
+        self.begin_round();
+    }
+
     /// Waits before a fork until the keeper has evicted as much as a child takes before other processes count
     /// it. The wait takes 20 ms at most. Called in a thread of the program that holds no lock. Its signals
     /// wait, too.
