@@ -97,7 +97,8 @@ pub struct Engine {
     pub share: Share,
     /// Works out the pool's part of this process's part.
     pub pool_share: PoolShare,
-    /// The program's memory.
+    /// How pages get in and out: `ByMove`, `ByCopy` or `ByProtection`, in `Woken` if faults are handed over.
+    /// `way_to_pages` in `start.rs` makes the object.
     pub pages: &'static dyn Pages,
     /// The userfaultfd from which faults come. None where faults are forbidden accesses.
     pub uffd: Option<&'static Uffd>,
