@@ -31,7 +31,8 @@ impl Codec {
 pub enum Install {
     /// UFFDIO_MOVE both ways: the page itself moves, and nothing is copied.
     Move = 0,
-    /// In by UFFDIO_COPY. Out by write-protecting, copying and MADV_DONTNEED. For kernels before 6.8.
+    /// In by UFFDIO_COPY. Out by copying through a pipe. Then the kernel drops the pages that nobody pins
+    /// (`fault/src/lazy.rs`). For kernels before 6.8.
     Copy = 1,
     /// Out by UFFDIO_MOVE, in by UFFDIO_COPY. Each is the cheaper way where handler threads serve faults.
     /// Moving a page out of a frame must flush the frame's translation on every CPU that runs a thread of the

@@ -118,8 +118,9 @@ impl Handover {
         &self.buckets[page.0 as usize % BUCKETS]
     }
 
-    /// Has a fault served, by `here` if `here` can. Called in a thread of the program, with signals blocked.
-    /// When the call returns, the page may be there, or the access faults again.
+    /// Serves a fault by `here`, or hands the fault over and sleeps until the page is settled. Called in a
+    /// thread of the program, with signals blocked. When the call returns, the page may be there, or the
+    /// access faults again.
     pub fn serve(&self, fault: Fault, mut here: impl FnMut(Fault) -> Inline) {
         let first = here(fault);
         if first == Inline::Served {

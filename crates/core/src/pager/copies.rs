@@ -1,12 +1,12 @@
 //! Copies. A page that was brought in keeps the slot or object that it was brought from. If the page is
 //! unchanged when it is evicted again, nothing has to be compressed or written.
 //!
-//! A write to a page with a copy isn't reported. So the copy is only likely to be current, and page and copy
-//! are compared when the page has gone. Of a slot, the checksum of 60 bits is compared. A written page has
-//! the same checksum by chance once in 2^60 pages, less often than a disk returns wrong bytes unnoticed. The
-//! checksum depends on a key that nobody can guess: [`crate::areas::Areas::checksum`]. An object is
-//! decompressed and compared. The comparison takes about a third of the time of compressing, or as much if
-//! the object was made denser.
+//! A write to a page with a copy is reported only if the page was to be copied out and stayed
+//! (`Victim::keeps_slot`). So the copy is only likely to be current, and page and copy are compared when the
+//! page has gone. Of a slot, the checksum of 60 bits is compared. A written page has the same checksum by
+//! chance once in 2^60 pages, less often than a disk returns wrong bytes unnoticed. The checksum depends on a
+//! key that nobody can guess: [`crate::areas::Areas::checksum`]. An object is decompressed and compared. The
+//! comparison takes about a third of the time of compressing, or as much if the object was made denser.
 //!
 //! Write protection would be dearer. A fault at each first write, and a TLB shootdown to lift the protection,
 //! cost more than all that copies save.

@@ -1,4 +1,4 @@
-//! The pager: the only place where a page changes state.
+//! The pager: the only place that moves a page from one state to another.
 //!
 //! The pager decides and keeps the books. The pager never waits, never touches program memory, and never
 //! makes a system call. Each move has two halves. The first half locks the page's entry and hands out what

@@ -32,8 +32,8 @@ const LOOKS_MAX: u32 = 1 << 18;
 /// Pages that a search spares at most. A search spares no more than are resident, either. Then it takes the
 /// next page whatever its age. Otherwise a search could find nothing while all of memory may go.
 const SPARED_MAX: u64 = 1 << 12;
-/// Further pages that a search may spare for each victim that it finds, at most. If few pages are resident
-/// the search may spare fewer: one for this many resident pages.
+/// Further pages that a search may spare for each victim that it finds: one for this many resident pages, and
+/// at most this many.
 const SPARED_FOR_ONE: u64 = 64;
 
 /// Resident pages for each page that stays behind walks. All walks share the pages that stay. A page that is

@@ -8,8 +8,8 @@
 //!
 //! So one way is tried now and then while the other is used, and some victims of each way are watched. The
 //! better way is the one whose victims come back less often for the time that they were watched. A victim is
-//! watched for a *lap*, until as many pages have gone as fit in memory. A page that comes back later would
-//! have gone anyway. Time is counted in victims.
+//! watched for a *turnover*: until as many victims have gone as pages are resident. A page that comes back
+//! later would have gone anyway. Time is counted in victims.
 
 use crate::memory::Zeroed;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -26,24 +26,24 @@ pub(crate) enum Way {
 
 /// The number of ways to find victims.
 pub const WAYS: usize = 2;
-/// Parts of a lap. In each part, one victim of each way is chosen to be watched.
+/// Parts of a turnover. In each part, one victim of each way is chosen to be watched.
 const PARTS: usize = 256;
 /// Places for watched victims. Twice as many as can be watched, so that places seldom collide.
 const PLACES: usize = 2 * PARTS;
 const _: () = assert!(PLACES.is_power_of_two());
 /// Batches of which one goes to the way that looks worse.
 const BATCHES_FOR_TRIAL: u32 = 16;
-/// Victims from behind walks for each one that comes back within a lap, above which the hand gets no trials.
-/// The hand can't be much better then, and leaves holes in the pages that walks come to next.
+/// Victims from behind walks for each one that comes back within a turnover, above which the hand gets no
+/// trials. The hand can't be much better then, and leaves holes in the pages that walks come to next.
 const FEW: u64 = 8;
-/// Returns at which counts are halved. Counts are halved once a lap, too, so that the latest weigh most.
+/// Returns at which counts are halved. Counts are halved once a turnover, too, so that the latest weigh most.
 const RETURNS_MAX: u32 = 128;
 
 /// The watched victims of one way. A page is kept as its number plus one; 0 is none.
 pub struct Watched {
     /// Watched pages, each at a place that follows from its number.
     places: [AtomicU64; PLACES],
-    /// The page that is watched from each part of the last lap on.
+    /// The page that is watched from each part of the last turnover on.
     from: [AtomicU64; PARTS],
     /// The number of pages that are watched.
     out: AtomicU32,
@@ -90,7 +90,7 @@ pub(crate) struct Rivals<'m> {
 /// The state that belongs to the thread that has the hand.
 pub(crate) struct Turns {
     batches: u32,
-    /// Victims since the last part of a lap ended.
+    /// Victims since the last part of a turnover ended.
     since: u64,
     part: usize,
     /// Whether a page of each way is watched from this part on.
@@ -150,7 +150,8 @@ impl<'m> Rivals<'m> {
         }
         turns.since += count;
         let part = (resident / PARTS as u64).max(1);
-        // Memory may have shrunk. More than a lap needn't be counted, because no page is watched for longer.
+        // Memory may have shrunk. More than a turnover needn't be counted, because no page is watched for
+        // longer.
         turns.since = turns.since.min(part * PARTS as u64);
         while turns.since >= part {
             turns.since -= part;
@@ -158,12 +159,13 @@ impl<'m> Rivals<'m> {
         }
     }
 
-    /// Ends a part of a lap.
+    /// Ends a part of a turnover.
     fn go_on(&self, turns: &mut Turns) {
         turns.part = (turns.part + 1) % PARTS;
         turns.has_watched = [false; WAYS];
         for (watched, waited) in self.ways.iter().zip(&mut turns.waited) {
-            // The page was watched for a lap. If it went again meanwhile, it is watched for a little less.
+            // The page was watched for a turnover. If it went again meanwhile, it is watched for a little
+            // less.
             if let Some(page) = watched.from[turns.part].swap(0, Ordering::Relaxed).checked_sub(1) {
                 watched.forget(PageIndex(page));
             }
@@ -257,7 +259,7 @@ mod tests {
     fn who_stayed_is_not_waited_for() {
         let (rivals, mut turns) = (rivals(), Turns::new());
         for page in 0..100 {
-            // Each batch is half a part of a lap, and its first victim is watched.
+            // Each batch is half a part of a turnover, and its first victim is watched.
             rivals.went(&mut turns, Way::Behind, PageIndex(page), 8, 16 * RESIDENT);
             rivals.stayed(PageIndex(page));
         }

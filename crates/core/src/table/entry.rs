@@ -22,7 +22,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::units::{FrameIndex, PARTS_MAX, PageIndex, Part, SlotIndex, SlotPart};
 use crate::zswap::pool::ObjectHandle;
 
-/// The life of a page; see the table in ARCHITECTURE.md.
+/// The states of a page. `docs/internals/states.md` has a table of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Never touched since the page became managed, or discarded: reads as zeros.

@@ -50,9 +50,9 @@ impl Direct {
         Direct { servers, descriptors: Descriptors::new() }
     }
 
-    /// Returns whether more than first touches can be served here, as far as the engine allows. With moves
-    /// they can't: whether a moved page has left its frame is said only by a descriptor that isn't in a
-    /// program's table.
+    /// Returns whether more than first touches can be served here, as far as the engine allows. With
+    /// `--install move` they can't. Only the pagemap tells whether a page has left its frame, and threads of
+    /// the program haven't got the pagemap's descriptor.
     pub fn is_possible(engine: &Engine) -> bool {
         engine.uffd.is_some()
             && !engine.mode().calls_can_wait()

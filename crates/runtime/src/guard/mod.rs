@@ -11,7 +11,7 @@
 //! - [`large`]: makes large calls in parts
 //! - [`memory_file`]: files that are memory
 //! - [`handlers`]: where faults and stopped calls arrive
-//! - [`direct`]: serves faults there, with descriptors from [`kept`]
+//! - [`direct`]: serves faults in the faulting thread, with descriptors from [`descriptors`]
 //! - [`signals`]: what the program does with Farpage's signals
 //! - [`deliver`]: runs the program's handlers
 //! - [`sent`]: signals that arrive while a handler of Farpage's runs

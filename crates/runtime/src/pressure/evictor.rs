@@ -31,7 +31,7 @@ const CHEAP_NS: u64 = 1_500;
 const PRESUMED_NS: u64 = CHEAP_NS / 2;
 /// Nanoseconds for which the keeper takes pages, before the served thread is tried again.
 const KEEPERS_NS: u64 = 100_000_000;
-/// Faults among which one that waits for a device counts as many.
+/// Weight of a fault that waits for a device: this many faults without a wait make up for one such fault.
 const A_WAIT: u32 = 16;
 /// Faults without a wait, after which earlier waits are forgotten.
 const WAITS_MAX: u32 = 4 * A_WAIT;
