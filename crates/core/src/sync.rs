@@ -22,8 +22,8 @@
 //! | 10 | queues of faults and of windows, counts of slots, dispositions of signals | themselves: nothing is taken under them |
 //!
 //! Take ranks in rising order only. A lock of rank 3 to 10 is held for a bounded number of instructions. No
-//! such lock is held across a system call, or while program memory is touched. The simulator checks both
-//! ([`Witness`]). docs/internals/locks.md has the exceptions, and the locks of the runtime without a rank.
+//! such lock is held across a system call, or while program memory is touched. The simulator checks both for
+//! the core's locks ([`Witness`]). docs/internals/locks.md has the exceptions, and the locks without a rank.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -79,9 +79,9 @@ pub mod rank {
     pub const POOL: u8 = 60;
     /// The leaves of the pool's index.
     pub const INDEX: u8 = 61;
-    /// A CPU's slots: its hand, its cache, or what it has freed.
+    /// A CPU's slots: its hand or its cache.
     pub const CPU_SLOTS: u8 = 70;
-    /// What a CPU has freed, taken with the CPU's cache held.
+    /// What a CPU has freed.
     pub const RETURNED_SLOTS: u8 = 71;
     /// An area's lists.
     pub const AREA: u8 = 72;
@@ -95,6 +95,12 @@ pub mod rank {
     pub const LEAF: u8 = 90;
     /// Locks under which no lock is taken: queues, counts of slots, dispositions of signals.
     pub const LAST: u8 = 100;
+
+    /// Whether a lock of rank `next` may be taken while one of rank `held` is held.
+    pub const fn may_follow(held: u8, next: u8) -> bool {
+        let is_of_slots = held >= CPU_SLOTS && held <= CLUSTER;
+        held < next && !(is_of_slots && next == AREA_ORDER)
+    }
 }
 
 /// Watches the order in which threads take locks. Only builds with debug assertions call the witness.

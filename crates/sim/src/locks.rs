@@ -1,7 +1,7 @@
 //! The witness of the simulator: a thread takes the core's locks in rising rank, and holds none while the
 //! kernel or a device works for it. A breach is a violation, like a wrong byte.
 
-use farpage_core::sync::{Witness, set_witness};
+use farpage_core::sync::{Witness, rank, set_witness};
 use std::cell::Cell;
 
 static WITNESS: Witness = Witness { takes, took, gives_back };
@@ -24,16 +24,17 @@ pub(crate) fn assert_none_held(during: &str) {
 
 fn takes(rank: u8) {
     let held = HELD.get();
-    assert!(
-        held >> rank == 0,
-        "a lock of rank {rank} is taken while one of rank {} is held",
-        innermost(held)
-    );
+    let against = (0..128_u8).rev().find(|outer| held >> outer & 1 != 0 && !rank::may_follow(*outer, rank));
+    if let Some(outer) = against {
+        panic!("a lock of rank {rank} is taken while one of rank {outer} is held");
+    }
     took(rank);
 }
 
 fn took(rank: u8) {
-    HELD.set(HELD.get() | 1 << rank);
+    let held = HELD.get();
+    assert!(held >> rank & 1 == 0, "two locks of rank {rank} are held");
+    HELD.set(held | 1 << rank);
 }
 
 fn gives_back(rank: u8) {
@@ -48,7 +49,7 @@ const fn innermost(held: u128) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farpage_core::sync::{Lock, rank};
+    use farpage_core::sync::Lock;
     use std::panic::catch_unwind;
 
     #[test]
@@ -82,6 +83,19 @@ mod tests {
         let broken = catch_unwind(|| {
             let locks = [(); 2].map(Lock::<_, { rank::CLUSTER }>::new);
             let _guards = locks.each_ref().map(Lock::lock);
+        });
+        assert!(broken.is_err());
+    }
+
+    /// The order of the areas is taken before or after an area's slots, and never with them.
+    #[test]
+    fn order_of_the_areas_is_not_taken_with_slots_held() {
+        watch();
+        let broken = catch_unwind(|| {
+            let cluster = Lock::<_, { rank::CLUSTER }>::new(());
+            let order = Lock::<_, { rank::AREA_ORDER }>::new(());
+            let _cluster = cluster.lock();
+            let _order = order.lock();
         });
         assert!(broken.is_err());
     }
