@@ -122,11 +122,12 @@ fn read_everything(shared: &Shared) {
     let mut watcher = Watcher::new(session, Weight::Information);
     for tenth in 0..5 {
         let now = Instant::now() + Duration::from_millis(100 * tenth);
-        are_lines(&watcher.news(session, &about, now), 11);
+        // Ten lines of each weight, and one on those that are held back.
+        are_lines(&watcher.news(session, &about, now), 21);
     }
     are_lines(&Vec::from_iter(watcher.rest()), 1);
     let victims = session.processes.iter().take(3).map(|record| (1, totals::command(record))).collect();
-    let oom = oom::Report { kills: Kills { group: 1, machine: Some(1) }, victims };
+    let oom = oom::Report { kills: Kills { group: 1, machine: Some(1) }, last_kill: None, victims };
     are_lines(&notices::over_budget(shared, &about), 3);
     let mut headroom = Headroom::new(Roots::of_this_machine(), budget.ram_bytes, Neighbours::default());
     headroom.look(shared);

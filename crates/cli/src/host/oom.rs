@@ -11,6 +11,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// Name of the row that counts kills, in every list of the kernel.
 const KILLS: &str = "oom_kill";
@@ -26,6 +27,8 @@ pub struct Witness {
     before: Before,
     kills: Kills,
     looks: u32,
+    /// Time at which a count was last seen to have risen.
+    rose: Option<Instant>,
     /// Ids of processes that were there.
     seen: BTreeSet<u32>,
     /// Ids of processes that are gone.
@@ -40,7 +43,7 @@ impl Witness {
         let before = Before::now(roots);
         let kills = before.kills();
         let (seen, ended) = (BTreeSet::new(), BTreeSet::new());
-        Witness { before, kills, looks: 0, seen, ended, victims: Vec::new() }
+        Witness { before, kills, looks: 0, rose: None, seen, ended, victims: Vec::new() }
     }
 
     /// Looks once more: ten times a second, and at the end. `program` is the first process of the run. How it
@@ -48,7 +51,7 @@ impl Witness {
     pub fn look(&mut self, members: &BTreeMap<u32, Member>, program: u32) {
         let kills = self.before.kills();
         if kills != self.kills {
-            (self.kills, self.looks) = (kills, LOOKS);
+            (self.kills, self.looks, self.rose) = (kills, LOOKS, Some(Instant::now()));
         }
         // An id may belong to another process later.
         self.seen.retain(|pid| members.contains_key(pid));
@@ -86,7 +89,8 @@ impl Witness {
             kills => kills,
         } as usize;
         let victims = self.victims.iter().take(kills).map(|(pid, member)| (*pid, member.command.clone()));
-        Report { kills: self.kills, victims: victims.collect() }
+        let last_kill = self.rose.map(|rose| rose.elapsed());
+        Report { kills: self.kills, last_kill, victims: victims.collect() }
     }
 }
 
@@ -95,6 +99,8 @@ impl Witness {
 pub struct Report {
     /// Kills by the out-of-memory killer.
     pub kills: Kills,
+    /// Time since the last of these kills was counted.
+    pub last_kill: Option<Duration>,
     /// Id and name of the largest processes of the run that ended at that time. The processes may
     /// have ended by themselves.
     pub victims: Vec<(u32, String)>,

@@ -8,7 +8,7 @@ use crate::areas::Area;
 use crate::host::budget::Budget;
 use crate::host::oom;
 use crate::host::sys::{self, ChildState};
-use crate::supervise::notices::{self, About};
+use crate::supervise::notices::{self, About, Weight};
 use crate::supervise::outside;
 use crate::supervise::totals::{Numbers, Totals};
 use crate::text::failure::STATUS_FAILED;
@@ -18,6 +18,7 @@ use farpage_core::stats::{Counter, Gauge};
 use farpage_core::units::PAGE_BYTES;
 use farpage_runtime::session::{Notice, PROCESSES_MAX, Settings};
 use libc::SIGKILL;
+use std::cmp::Reverse;
 use std::time::Duration;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -445,11 +446,18 @@ fn victims_count(count: u64) -> String {
     if count == 1 { "a process".into() } else { format!("{} processes", grouped(count)) }
 }
 
+/// Time from a kill's count to the program's end, within which the killer most likely ended the program. On a
+/// busy machine a process takes most of a second to end.
+const KILLED_WITHIN: Duration = Duration::from_secs(2);
+
+fn is_killed_for_memory(run: &Run) -> bool {
+    run.exit == ChildState::Killed(SIGKILL) && run.oom.last_kill.is_some_and(|ago| ago <= KILLED_WITHIN)
+}
+
 /// Returns the kills on the machine that aren't known to have anything to do with the run.
 fn kills_elsewhere(run: &Run) -> Option<u64> {
     let kills = run.oom.kills;
-    let may_be_ours =
-        kills.group > 0 || run.exit == ChildState::Killed(SIGKILL) || !run.oom.victims.is_empty();
+    let may_be_ours = kills.group > 0 || is_killed_for_memory(run) || !run.oom.victims.is_empty();
     kills.machine.filter(|count| *count > 0 && !may_be_ours)
 }
 
@@ -462,25 +470,27 @@ fn note_on_killer(run: &Run) -> Option<String> {
 
 /// Returns who was sent SIGKILL, and by whom, as far as that can be known.
 fn killed(run: &Run) -> Option<String> {
-    let (kills, is_killed) = (run.oom.kills, run.exit == ChildState::Killed(SIGKILL));
-    if kills_elsewhere(run).is_some() {
-        return None;
-    }
+    let kills = run.oom.kills;
+    let is_known = kills.group > 0 || kills.machine.is_some();
+    let is_sent = run.exit == ChildState::Killed(SIGKILL) && is_known && !is_killed_for_memory(run);
+    let sent = is_sent.then(|| "it was sent SIGKILL; the kernel counted no kill for memory then".to_owned());
     let (count, place) = match kills.machine {
+        _ if kills_elsewhere(run).is_some() => return sent,
         _ if kills.group > 0 => (kills.group, "in its cgroup"),
         Some(count) if count > 0 => (count, "on this machine"),
-        Some(_) if is_killed => {
-            return Some("it was sent SIGKILL; the kernel counted no kill for memory".into());
-        }
-        _ => return None,
+        _ => return sent,
     };
     let ended = victims_count(count);
-    Some(if is_killed {
+    let told = if is_killed_for_memory(run) {
         format!("{KILLER} most likely ended it: {ended} {place} meanwhile{}", fitting(run))
     } else if kills.group > 0 {
         format!("{KILLER} ended {ended} {place}{}{}", victims(run), fitting(run))
     } else {
         format!("{KILLER} ended {ended} {place} meanwhile{}", victims(run))
+    };
+    Some(match sent {
+        Some(sent) => format!("{sent}; before, {told}"),
+        None => told,
     })
 }
 
@@ -525,26 +535,37 @@ fn problems(run: &Run) -> Vec<String> {
     rows.extend(over(run).map(|text| row("problem", &text)));
     rows.extend(run.totals.last_words.as_ref().map(|text| row("problem", text)));
     rows.extend(killed(run).map(|text| row("problem", &text)));
-    let about = About { areas: run.names, files: run.areas, budget: run.budget };
-    let before = rows.len();
-    let mut more = 0;
-    for process in &run.totals.processes {
-        for (notice, value) in &process.notices {
-            // A process that grew is managed from then on, so it is no problem.
-            if *notice != Notice::Grew {
-                if rows.len() - before == PROBLEMS_MAX {
-                    more += 1;
-                    continue;
-                }
-                let text = notices::describe(*notice, *value, &about);
-                rows.push(row("problem", &format!("pid {}: {text}", process.pid)));
-            }
-        }
-    }
-    rows.extend((more > 0).then(|| row("problems", &format!("{more} more: --stats FILE lists them"))));
+    rows.extend(noticed(run));
     let nothing = rows.is_empty() && run.totals.was_active() && !has_outside(run);
     rows.extend(nothing.then(|| row("problems", "none")));
     rows
+}
+
+/// Returns a row for each notice, and for all processes that tell the same. The serious ones come first.
+fn noticed(run: &Run) -> Vec<String> {
+    let about = About { areas: run.names, files: run.areas, budget: run.budget };
+    let mut told: Vec<(Reverse<Weight>, String, Vec<u32>)> = Vec::new();
+    for process in &run.totals.processes {
+        // A process that grew is managed from then on, so it is no problem.
+        for (notice, value) in process.notices.iter().filter(|(notice, _)| *notice != Notice::Grew) {
+            let text = notices::describe(*notice, *value, &about);
+            match told.iter_mut().find(|(_, other, _)| *other == text) {
+                Some((.., pids)) => pids.push(process.pid),
+                None => told.push((Reverse(notices::weight(*notice)), text, vec![process.pid])),
+            }
+        }
+    }
+    told.sort_by_key(|(weight, ..)| *weight);
+    let more = told.len().saturating_sub(PROBLEMS_MAX);
+    let rows = told.iter().take(PROBLEMS_MAX).map(|(_, text, pids)| {
+        let others = match pids.len() - 1 {
+            0 => String::new(),
+            count => format!(" and {} more", grouped(count as u64)),
+        };
+        row("problem", &format!("pid {}{others}: {text}", pids[0]))
+    });
+    let rest = (more > 0).then(|| row("problems", &format!("{more} more: --stats FILE lists them")));
+    rows.chain(rest).collect()
 }
 
 #[cfg(test)]

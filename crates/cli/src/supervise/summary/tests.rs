@@ -183,9 +183,10 @@ fn kill_for_memory_is_told_with_the_limit_and_a_budget_that_fits() {
         runs_bytes: 0,
         runs_bytes_max: 0,
     };
-    let lines = |exit, group, machine, victims: &[(u32, &str)]| {
+    let lines_after = |seconds, exit, group, machine, victims: &[(u32, &str)]| {
         let victims = victims.iter().map(|(pid, command)| (*pid, (*command).to_owned())).collect();
-        let oom = Report { kills: Kills { group, machine }, victims };
+        let last_kill = (group > 0 || machine > Some(0)).then(|| Duration::from_secs(seconds));
+        let oom = Report { kills: Kills { group, machine }, last_kill, victims };
         let shared = two_programs();
         shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, 0));
         with(&shared, exit, |run| {
@@ -195,6 +196,7 @@ fn kill_for_memory_is_told_with_the_limit_and_a_budget_that_fits() {
             text(&run)
         })
     };
+    let lines = |exit, group, machine, victims: &[_]| lines_after(0, exit, group, machine, victims);
     let (killed, ended) = (ChildState::Killed(9), ChildState::Exited(0));
     let fit = "; the tightest limit is 64 MiB in /sys/fs/cgroup/a/memory.max (cgroup v2 memory.max), of which 4 MiB were in use \
                before: use --ram 54M or less";
@@ -235,8 +237,35 @@ fn kill_for_memory_is_told_with_the_limit_and_a_budget_that_fits() {
         assert!(told[0].contains("not seen above") && told[2] == start, "{told:#?}");
     }
     assert!(lines(killed, 0, Some(0), &[])[3].contains("it was sent SIGKILL; the kernel counted no kill"));
+    // An hour before, the kernel had ended another process. Now Slurm ended the program.
+    let sent = "it was sent SIGKILL; the kernel counted no kill for memory then";
+    let told = lines_after(3600, killed, 1, Some(1), &[(7, "grow")]);
+    let before = "; before, the kernel's out-of-memory killer ended a process in its cgroup; of the run ended at that time grow";
+    assert!(told.iter().any(|line| line.contains(&format!("{sent}{before}"))), "{told:#?}");
+    let told = lines_after(3600, killed, 0, Some(1), &[]);
+    assert!(told.iter().any(|line| line.ends_with(sent)), "{told:#?}");
+    assert!(told.iter().any(|line| line.contains("none that is known to be of the run")), "{told:#?}");
     assert!(!lines(killed, 0, None, &[]).iter().any(|line| line.contains("problem")));
     assert!(!lines(ended, 0, Some(0), &[]).iter().any(|line| line.contains("problem")));
+}
+
+/// Lost data stood behind 20 rows of harmless notices, where nobody saw it.
+#[test]
+fn serious_problems_come_first_and_equal_ones_are_told_once() {
+    let shared = Shared::new(settings(), &[]).unwrap();
+    for (at, record) in shared.session().processes.iter().enumerate().take(30) {
+        record.pid.store(1000 + at as u32, std::sync::atomic::Ordering::Release);
+        record.notice(Notice::Locked, 0);
+    }
+    shared.session().processes[29].notice(Notice::Stopped, 1);
+    let lines = with(&shared, ChildState::Exited(0), text);
+    let problems: Vec<_> = lines.iter().filter(|line| line.starts_with("  problem ")).collect();
+    assert_eq!(problems.len(), 2, "{lines:#?}");
+    assert!(
+        problems[0].starts_with("  problem    pid 1029: ") && problems[0].contains("STOPPED"),
+        "{lines:#?}"
+    );
+    assert!(problems[1].starts_with("  problem    pid 1000 and 29 more: "), "{lines:#?}");
 }
 
 /// A run has not stayed within its budget if its processes could not be managed, or had too little
