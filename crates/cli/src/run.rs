@@ -23,7 +23,7 @@ use crate::supervise::session::Shared;
 use crate::supervise::signals::{self, Unheeded};
 use crate::supervise::summary::{self, Run};
 use crate::supervise::totals::{self, Totals};
-use crate::text::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND};
+use crate::text::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND, quoted};
 use crate::text::numbers::iec;
 use crate::text::say;
 use crate::text::tips;
@@ -89,7 +89,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
             None => "there may be one process more, and it takes two",
         },
     };
-    if options.settings.asks_for_beside() {
+    if options.settings.asks_for_beside() && !options.settings.quiet {
         say::line(&format!("note: the supervisor is the program's parent, not beside it: {why}"));
     }
     run_above(options, &program, plan, stats)
@@ -106,14 +106,18 @@ fn run_above(
     let inherited = signals::block_all();
     let mut command = command(program, options, &run.plan, &run.shared.path());
     signals::hand_down(&mut command, &inherited);
-    let child = command.spawn().map_err(|error| not_started(program, &error))?.id();
-    let ended = run.watch(child, |poll| signals::supervise(child, poll));
+    let started = command.spawn().map_err(|error| not_started(program, &error));
+    let ended = started.and_then(|child| {
+        let child = child.id();
+        run.watch(child, |poll| signals::supervise(child, poll))
+    });
+    let wall = run.started.elapsed();
     if ended.is_ok() {
         run.let_go();
     }
-    let state = run.finish(ended, stats)?.state;
+    let finished = run.finish(ended, wall, stats);
     run.close();
-    Ok(pass_on(state))
+    finished.map(|child| pass_on(child.state))
 }
 
 /// Bytes that this process may still touch until it executes the program.
@@ -168,6 +172,7 @@ fn run_beside(
     // Without this, numbers of a former run would be taken for this run's.
     stats.iter().filter(|file| standard_output(file).is_none()).for_each(|file| _ = file.set_len(0));
     if !starting.ready(&run.shared.path()) {
+        run.close();
         return Ok(ExitCode::SUCCESS);
     }
     run.started = Instant::now();
@@ -183,7 +188,8 @@ fn run_beside(
     if let Err(failure) = &ended {
         starting.end(first, failure);
     }
-    if run.finish(ended, stats).is_ok() {
+    let wall = run.started.elapsed();
+    if run.finish(ended, wall, stats).is_ok() {
         beside::has_seen(first);
         starting.wait_until_gone();
         run.let_go();
@@ -221,12 +227,17 @@ impl<'o> Supervised<'o> {
         Ok(Supervised { options, plan, shared: Rc::new(shared), others, started: Instant::now() })
     }
 
-    /// Tells how the run has ended. If the run has failed, ends what is left of it.
-    fn finish(&mut self, ended: Result<Child, Failure>, stats: Option<File>) -> Result<Child, Failure> {
+    /// Tells how the run has ended, after `wall`. If the run has failed, ends what is left of it.
+    fn finish(
+        &mut self,
+        ended: Result<Child, Failure>,
+        wall: Duration,
+        stats: Option<File>,
+    ) -> Result<Child, Failure> {
         if let Ok(child) = ended {
             let end = End {
                 child,
-                wall: self.started.elapsed(),
+                wall,
                 least_bytes: self.others.headroom.least_bytes(),
                 oom: self.others.oom.report(),
                 outside: self.others.outside.report(&self.shared),
@@ -243,7 +254,8 @@ impl<'o> Supervised<'o> {
 
     /// Lets processes go on that the program has left behind. Called when the program is gone.
     fn let_go(&mut self) {
-        for left in self.others.dormants.left_behind(&self.shared) {
+        let left_behind = self.others.dormants.left_behind(&self.shared);
+        for left in left_behind.iter().filter(|_| !self.options.settings.quiet) {
             say::line(&format!("note: {left} goes on without a budget: nothing could be started in it"));
         }
         self.shared.end();
@@ -347,7 +359,7 @@ fn end_if_over(
     outside: &Outside,
     about: &About,
 ) -> Result<(), Failure> {
-    let has = Holding::of(shared.session(), shared.file()).claimed.has;
+    let has = Holding::of(shared.session(), shared.file()).seen();
     let without = outside.anonymous_bytes();
     let reasons = || {
         let without = (without > 0).then(|| format!("these processes have no budget: {}", outside.names()));
@@ -390,8 +402,7 @@ fn refuse_privileged_executable() -> Result<(), Failure> {
     if !sys::is_privileged_executable() {
         return Ok(());
     }
-    let name = std::env::current_exe().unwrap_or_else(|_| "farpage".into());
-    let name = name.display();
+    let name = quoted(&std::env::current_exe().unwrap_or_else(|_| "farpage".into()));
     Err(Failure::new("farpage must not be set-uid or have file capabilities")
         .because("the program would have to inherit them, and so would any program anybody runs with it")
         .fix(format!("take them away: sudo setcap -r {name}; sudo chmod u-s,g-s {name}"))

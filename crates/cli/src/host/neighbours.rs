@@ -10,6 +10,7 @@ use crate::host::sys::{self, Access, SharedMemory};
 use crate::supervise::session::{own_session, session_in};
 use farpage_core::stats::Gauge;
 use farpage_core::units::PAGE_BYTES;
+use farpage_runtime::engine::dormant::said_beyond_seen;
 use farpage_runtime::pressure::kin::Claimed;
 use farpage_runtime::pressure::share::claimed_in;
 use farpage_runtime::session::Session;
@@ -37,6 +38,8 @@ const HELD_BYTES_MAX: u64 = 1 << 50;
 pub struct Holding {
     /// Sum of their claims.
     pub claimed: Claimed,
+    /// The part of the claims that dormant processes don't have, but could have.
+    pub beyond_seen: u64,
     /// Number of processes.
     pub processes: u64,
     /// Whether a process of the run evicts.
@@ -66,7 +69,13 @@ impl Holding {
         let is_active = |at: usize| session.processes[at].stats.gauge(Gauge::Active) != 0 && is_alive(at);
         sum.is_active = (0..session.processes.len()).any(is_active);
         sum.most = session.head.ram_bytes();
+        sum.beyond_seen = said_beyond_seen(session, is_alive);
         sum
+    }
+
+    /// Returns the bytes that the processes have. A dormant process states more: what it could have.
+    pub const fn seen(&self) -> u64 {
+        self.claimed.has.saturating_sub(self.beyond_seen)
     }
 
     /// Returns the holding bounded by what a limit can hold.

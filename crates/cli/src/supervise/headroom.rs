@@ -188,7 +188,8 @@ mod tests {
 
     fn run(has_mib: u64, more_mib: u64, processes: u64) -> Holding {
         let (has, needs) = (has_mib * MIB, (has_mib + more_mib) * MIB);
-        Holding { claimed: Claimed { has, needs, ..Claimed::default() }, processes, is_active: true, most: 0 }
+        let claimed = Claimed { has, needs, ..Claimed::default() };
+        Holding { claimed, processes, is_active: true, ..Holding::default() }
     }
 
     /// Returns what a limit of 128 MiB leaves to the first run, in KiB.

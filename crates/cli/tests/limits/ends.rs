@@ -103,6 +103,21 @@ fn run_with_a_process_that_has_no_budget_is_killed_if_asked_for() {
     wait_until("the end of that process", || is_gone(pid));
 }
 
+/// The file kept pages of a run that Farpage had ended, and nobody was told.
+#[test]
+fn users_empty_file_is_empty_again_also_after_a_run_that_failed() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let place = directory();
+    let swap = place.path().join("swap");
+    let script = "LD_PRELOAD= python3 -c 'import os, time; b = os.urandom(80 << 20); time.sleep(300)' & wait";
+    for supervisor in ["above", "beside"] {
+        File::create(&swap).unwrap();
+        let options = ["--supervisor", supervisor, "--swap", swap.to_str().unwrap()];
+        is_ended_over_budget(&options, &["sh", "-c", script], "these processes have no budget: ");
+        assert_eq!(fs::metadata(&swap).unwrap().len(), 0, "{supervisor}");
+    }
+}
+
 #[test]
 fn what_a_program_leaves_behind_goes_on_when_the_program_has_ended() {
     let Some(_alone) = alone_with("sh") else { return };

@@ -13,8 +13,8 @@
 
 use crate::pressure::kin::Stated;
 use crate::session::head::{Glance, glance_at};
-use crate::session::record::{claim, give_up, map, open, take};
-use crate::session::{ENDED, Notice, PROCESSES_MAX, ProcessRecord, Session, StartFailure, ram_now_within};
+use crate::session::record::{claim, give_up, lock_if_ended, map, open};
+use crate::session::{ENDED, Notice, ProcessRecord, Session, StartFailure, ram_now_within};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use farpage_core::stats::Gauge;
@@ -121,7 +121,7 @@ impl Dormant {
                 // SAFETY: a child forgets `MAPPED`, and also the `Dormant`, whose page is wiped there.
                 unsafe { memory::keep_from_children(base, bytes) }.is_ok()
             });
-        if is_kept && dormant.says_with(0, |others, bytes| dormant.reap(&lock, others, bytes)) {
+        if is_kept && dormant.says_with(0, |bytes| dormant.reap(&lock, bytes)) {
             session.started.joins(dormant.record().pid.load(Ordering::Relaxed));
             return Some(dormant);
         }
@@ -159,12 +159,12 @@ impl Dormant {
             // The kernel still counts this memory as writable, because the call comes later.
             Added::Sealed(_) => 0,
         };
-        self.says_with(new, |others, wanted| open(path).is_ok_and(|lock| self.reap(&lock, others, wanted)))
+        self.says_with(new, |wanted| open(path).is_ok_and(|lock| self.reap(&lock, wanted)))
     }
 
     /// Says what the process can have with `added` bytes more. False if all dormant processes together could
     /// have too much, even after `reap` has forgotten the dead ones. What was said before stands then.
-    fn says_with(&self, added: u64, reap: impl Fn(u64, u64) -> bool) -> bool {
+    fn says_with(&self, added: u64, reap: impl Fn(u64) -> bool) -> bool {
         let more = added.saturating_add(self.sealed.load(Ordering::Relaxed));
         let Some(least) = can_have(self.writable, more) else {
             return false;
@@ -178,8 +178,7 @@ impl Dormant {
             // The bytes are said before they are compared. So if two processes say their bytes at once, one
             // of them sees the other.
             self.say(bytes);
-            let others = self.others();
-            self.fits_beside(others, bytes) || reap(others, bytes) && self.fits_beside(self.others(), bytes)
+            self.fits_beside(bytes) || reap(bytes) && self.fits_beside(bytes)
         });
         if is_said {
             self.can_have.store(least, Ordering::Relaxed);
@@ -210,11 +209,11 @@ impl Dormant {
         ram_now_within(self.session.ram_now.load(Ordering::Relaxed), self.budget_bytes)
     }
 
-    /// Whether this process may have `bytes` bytes beside the other dormant processes.
-    fn fits_beside(&self, others: u64, bytes: u64) -> bool {
+    /// Whether this process may have `bytes` bytes beside the other processes.
+    fn fits_beside(&self, bytes: u64) -> bool {
         let budget_bytes = self.budget_now();
         fits(0, bytes, budget_bytes / PARTS)
-            && fits(others, bytes, bytes_max(budget_bytes, managed_bytes(self.session)))
+            && fits(self.others(), bytes, bytes_max(budget_bytes, managed_bytes(self.session)))
     }
 
     /// Returns the bytes that the other dormant processes can have, including those that died dormant.
@@ -223,21 +222,22 @@ impl Dormant {
         others.map(|(_, record)| record.dormant_bytes.load(Ordering::Relaxed).min(BYTES_MAX)).sum()
     }
 
-    /// Forgets what dead processes have said, if that can matter. Returns whether dead processes were looked
-    /// for.
-    fn reap(&self, lock: &OwnedFd, others: u64, wanted: u64) -> bool {
-        if others == 0 || !self.fits_beside(0, wanted) {
+    /// Forgets what dead processes have said, with an engine or without, if that can matter. Returns whether
+    /// a dead process was found.
+    fn reap(&self, lock: &OwnedFd, wanted: u64) -> bool {
+        if !fits(0, wanted, self.budget_now() / PARTS) {
             return false;
         }
-        for index in (0..PROCESSES_MAX).filter(|index| *index != self.index) {
-            let record = &self.session.processes[index];
-            if record.dormant_bytes.load(Ordering::Relaxed) > 0 && take(lock, index) {
-                record.dormant_bytes.store(0, Ordering::Relaxed);
-                self.session.claims[index].store(Stated::default());
+        let mut has_found = false;
+        for (index, claim) in self.session.claims.iter().enumerate().filter(|(index, _)| *index != self.index)
+        {
+            if claim.load() != Stated::default() && lock_if_ended(lock, index) {
+                self.session.forget_claim(index);
                 give_up(lock, index);
+                has_found = true;
             }
         }
-        true
+        has_found
     }
 
     /// Whether the supervisor is gone and hasn't ended by itself.
@@ -296,6 +296,7 @@ const fn bytes_max(budget_bytes: u64, managed_bytes: u64) -> u64 {
 }
 
 /// Returns the bytes that the processes with an engine have. Memory that they share counts for each of them.
+/// A process that has ended counts until its claim is forgotten.
 fn managed_bytes(session: &Session) -> u64 {
     let claims = session.processes.iter().zip(&session.claims);
     let managed = claims.filter(|(record, _)| record.dormant_bytes.load(Ordering::Relaxed) == 0);
@@ -314,12 +315,13 @@ fn forget_the_parents() {
     }
 }
 
-/// Returns by how many bytes the claims of a session exceed what dormant processes were seen to have.
-pub fn said_beyond_seen(session: &Session) -> u64 {
+/// Returns by how many bytes the claims of living dormant processes exceed what these processes were seen to
+/// have. `is_alive` gets a record's number.
+pub fn said_beyond_seen(session: &Session, is_alive: impl Fn(usize) -> bool) -> u64 {
     let beyond = |(index, record): (usize, &ProcessRecord)| {
         let said = record.dormant_bytes.load(Ordering::Relaxed).min(BYTES_MAX);
         // Once the claim of a dead process is forgotten, its bytes are in no sum.
-        let counts = said > 0 && session.claims[index].load().anonymous == said;
+        let counts = said > 0 && session.claims[index].load().anonymous == said && is_alive(index);
         if counts { said.saturating_sub(record.stats.gauge(Gauge::Anonymous)) } else { 0 }
     };
     session.processes.iter().enumerate().map(beyond).sum()
@@ -328,6 +330,7 @@ pub fn said_beyond_seen(session: &Session) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::PROCESSES_MAX;
     use crate::session::head::tests::{TABLES_BYTES, sound};
     use crate::session::head::{HeadCopy, SessionHead};
     use rustix::fd::AsRawFd;
@@ -338,9 +341,15 @@ mod tests {
     /// can be opened.
     fn session(budget_bytes: u64) -> (OwnedFd, CString) {
         let (fd, path) = empty_session(budget_bytes);
-        let claim = Stated { anonymous: budget_bytes, ..Stated::default() };
-        map(&fd).unwrap().0.claims[PROCESSES_MAX - 1].store(claim);
+        has_engine(&fd, budget_bytes);
         (fd, path)
+    }
+
+    /// Acts as a process with an engine that has this much memory. It lives as long as `fd` has the lock.
+    fn has_engine(fd: &OwnedFd, bytes: u64) {
+        assert!(lock_if_ended(fd, PROCESSES_MAX - 1));
+        let claim = Stated { anonymous: bytes, ..Stated::default() };
+        map(fd).unwrap().0.claims[PROCESSES_MAX - 1].store(claim);
     }
 
     /// A session with this budget, and the path where the session can be opened.
@@ -406,11 +415,12 @@ mod tests {
         let all: Vec<_> = (0..PARTS / PARTS_LENT).map(|_| join(&path).unwrap()).collect();
         assert!(join(&path).is_none(), "a quarter of the budget is theirs");
         all.into_iter().for_each(Dormant::leave);
-        let claim = Stated { anonymous: said() * (PARTS - 1), ..Stated::default() };
-        map(&fd).unwrap().0.claims[PROCESSES_MAX - 1].store(claim);
+        has_engine(&fd, said() * (PARTS - 1));
         let first = join(&path).unwrap();
         assert!(join(&path).is_none(), "another process has the rest");
-        first.leave();
+        give_up(&fd, PROCESSES_MAX - 1);
+        let second = join(&path).expect("that process has ended");
+        [first, second].into_iter().for_each(Dormant::leave);
         assert_eq!([bytes_max(1600, 0), bytes_max(1600, 1400), bytes_max(1600, 1500)], [400, 150, 100]);
     }
 
@@ -469,7 +479,8 @@ mod tests {
         let seen = dormant.record().stats.gauge(Gauge::Anonymous);
         assert!(seen > 0);
         let said = dormant.said.load(Ordering::Relaxed);
-        assert_eq!(said_beyond_seen(dormant.session), said - seen);
+        assert_eq!(said_beyond_seen(dormant.session, |_| true), said - seen);
+        assert_eq!(said_beyond_seen(dormant.session, |_| false), 0, "its claim is in no sum");
         dormant.leave();
     }
 }

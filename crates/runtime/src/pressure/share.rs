@@ -496,7 +496,7 @@ impl Engine {
         }
         if is_exact && is_peak {
             // The peak leaves out bytes that dormant processes state but don't have.
-            let seen = allowance.all_have.saturating_sub(said_beyond_seen(session));
+            let seen = allowance.all_have.saturating_sub(said_beyond_seen(session, |_| true));
             peak.fetch_max(seen, Ordering::Relaxed);
         }
         let total = self.budget.now_bytes();
@@ -572,13 +572,7 @@ impl Engine {
             for (index, claim) in self.membership.session.claims.iter().enumerate() {
                 if claim.load() != Stated::default() {
                     self.membership.if_ended(index, || {
-                        // Another process may have taken the record and ended in the meantime.
-                        let stated = claim.load();
-                        if stated.round != ALONE {
-                            self.membership.session.rounds.has_died(&stated);
-                        }
-                        claim.store(Stated::default());
-                        self.membership.session.processes[index].dormant_bytes.store(0, Ordering::Relaxed);
+                        self.membership.session.forget_claim(index);
                     });
                 }
             }

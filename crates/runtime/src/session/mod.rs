@@ -18,7 +18,7 @@ pub mod last;
 pub mod record;
 pub mod started;
 
-use crate::pressure::kin::Rounds;
+use crate::pressure::kin::{ALONE, Rounds, Stated};
 use crate::pressure::share::Claim;
 use crate::session::first::First;
 use crate::session::head::SharedHead;
@@ -108,6 +108,20 @@ pub struct Session {
     pub processes: [ProcessRecord; PROCESSES_MAX],
 }
 
+impl Session {
+    /// Forgets what an ended process has said of its memory. The caller holds the lock of the process's
+    /// record.
+    pub fn forget_claim(&self, index: usize) {
+        // Another process may have taken the record and ended in the meantime.
+        let stated = self.claims[index].load();
+        if stated.round != ALONE {
+            self.rounds.has_died(&stated);
+        }
+        self.claims[index].store(Stated::default());
+        self.processes[index].dormant_bytes.store(0, Ordering::Relaxed);
+    }
+}
+
 /// Divisor of the budget that gives the lower bound of [`ram_now_within`].
 const RAM_PARTS_MAX: u64 = 8;
 
@@ -183,7 +197,7 @@ pub struct AreaDescription {
     pub slots: u32,
     /// Priority as in `swapon -p`: the user's, or the one that the order gives. Only shown to users.
     pub priority: i32,
-    /// Placement of the area in the order, as the programs use it.
+    /// The area's place in the order, as the programs use it.
     pub place: Placement,
     /// 1 for a block device.
     pub is_device: u32,

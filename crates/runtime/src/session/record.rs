@@ -4,7 +4,6 @@
 //! that can take another record's lock knows that the record's process is dead, whatever its pid means in the
 //! pid namespace where it ran.
 
-use crate::pressure::kin::{ALONE, Stated};
 use crate::session::head::HeadCopy;
 use crate::session::{ENDED, PROCESSES_MAX, ProcessRecord, Session, Settings};
 use core::sync::atomic::Ordering;
@@ -106,10 +105,9 @@ impl Membership {
     /// Calls `then` under the record's lock if the process of another record has ended. Unlike
     /// [`Membership::if_dead`], heirs of the process may live on.
     pub fn if_ended(&self, index: usize, then: impl FnOnce()) {
-        let lock = |kind| fcntl(&self.lock, F_OFD_SETLK, &mut lock_of(index, kind));
-        if index != self.index && lock(F_WRLCK).is_ok() {
+        if index != self.index && lock_if_ended(&self.lock, index) {
             then();
-            let _ = lock(F_UNLCK);
+            give_up(&self.lock, index);
         }
     }
 
@@ -163,7 +161,7 @@ pub(crate) fn map(fd: &OwnedFd) -> Result<(&'static Session, usize), Errno> {
 
 /// Takes a record's lock if its process is dead, and all heirs of the process are dead too.
 pub(crate) fn take(fd: &OwnedFd, index: usize) -> bool {
-    if fcntl(fd, F_OFD_SETLK, &mut lock_of(index, F_WRLCK)).is_err() {
+    if !lock_if_ended(fd, index) {
         return false;
     }
     let heirs = |kind| fcntl(fd, F_OFD_SETLK, &mut heirs_of(index, 0, GENERATIONS, kind));
@@ -171,8 +169,13 @@ pub(crate) fn take(fd: &OwnedFd, index: usize) -> bool {
         let _ = heirs(F_UNLCK);
         return true;
     }
-    let _ = fcntl(fd, F_OFD_SETLK, &mut lock_of(index, F_UNLCK));
+    give_up(fd, index);
     false
+}
+
+/// Takes a record's lock if its process has ended. Heirs of the process may live on.
+pub(crate) fn lock_if_ended(fd: &OwnedFd, index: usize) -> bool {
+    fcntl(fd, F_OFD_SETLK, &mut lock_of(index, F_WRLCK)).is_ok()
 }
 
 /// Gives a record's lock up.
@@ -213,12 +216,7 @@ pub(crate) fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
                 for gauge in Gauge::ALL.iter().filter(|gauge| !gauge.is_peak()) {
                     record.stats.set(*gauge, 0);
                 }
-                let last = session.claims[index].load();
-                if last.round != ALONE {
-                    session.rounds.has_died(&last);
-                }
-                session.claims[index].store(Stated::default());
-                record.dormant_bytes.store(0, Ordering::Relaxed);
+                session.forget_claim(index);
                 record.slots_used.iter().for_each(|slots| slots.store(0, Ordering::Relaxed));
                 // The lock decides who holds the record. The pid is for human readers.
                 record.pid.store(pid, Ordering::Relaxed);
