@@ -7,7 +7,7 @@
 
 use crate::host::sys::{self, Access, SharedMemory};
 use crate::options::{Column, ShowOptions};
-use crate::supervise::session::{own_session, session_in, text};
+use crate::supervise::session::{mapped_session, own_session, session_in, text};
 use crate::supervise::totals;
 use crate::text::failure::Failure;
 use crate::text::numbers::iec;
@@ -22,7 +22,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -77,8 +77,8 @@ fn damaged(pid: u32) -> Failure {
 // ---- finding the session -------------------------------------------------------------------------------
 
 /// Returns the path by which the session of a process can be opened. A supervisor has the session among its
-/// own files. For other processes the environment names it. If the environment doesn't, a process that they
-/// descend from has the session among its files.
+/// own files. Other processes have the session mapped, and its name tells the supervisor. A process that has
+/// not joined yet has only a variable for it, or descends from a supervisor.
 fn find(proc: &Path, pid: u32) -> Result<PathBuf, Failure> {
     if !proc.join(pid.to_string()).exists() {
         return Err(Failure::new(format!("there is no process {pid}"))
@@ -93,8 +93,18 @@ fn find(proc: &Path, pid: u32) -> Result<PathBuf, Failure> {
         return Ok(path);
     }
     let environment = fs::read(proc.join(format!("{pid}/environ"))).map_err(not_allowed)?;
-    if let Some(path) = variable(&environment) {
-        return Ok(path.into());
+    let named = variable(&environment).map(PathBuf::from);
+    if let Some((maker, inode)) = mapped_session(proc, pid).map_err(not_allowed)? {
+        let is_it = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.ino() == inode);
+        let by_maker = own_session(proc, maker).ok().flatten();
+        // In a container the path is the container's.
+        let inside = named.as_deref().and_then(|path| path.strip_prefix("/").ok());
+        let inside = inside.map(|path| proc.join(format!("{pid}/root")).join(path));
+        let found = [by_maker, inside, named].into_iter().flatten().find(is_it);
+        return found.ok_or_else(|| elsewhere(pid));
+    }
+    if let Some(path) = named {
+        return Ok(path);
     }
     // The program's environment was emptied.
     let mut next = parent(proc, pid);
@@ -107,6 +117,12 @@ fn find(proc: &Path, pid: u32) -> Result<PathBuf, Failure> {
     Err(Failure::new(format!("process {pid} doesn't run under Farpage"))
         .because("neither it nor a process above it was started by `farpage run`")
         .fix("start it with: farpage run PROGRAM"))
+}
+
+fn elsewhere(pid: u32) -> Failure {
+    Failure::new(format!("the run that process {pid} belongs to can't be opened from here"))
+        .because("its `farpage run` has ended, or is in another container")
+        .fix("look in that container, while it runs")
 }
 
 fn closed(pid: u32) -> Failure {

@@ -500,16 +500,24 @@ pub fn is_stopped(pid: u32) -> bool {
     state_of(pid).is_some_and(|state| matches!(state, 'T' | 't'))
 }
 
-/// Whether a process is gone, or is a zombie.
+/// Whether a process is gone, or is a zombie. A process whose first thread has ended goes on with the others.
 pub fn is_gone(pid: u32) -> bool {
-    state_of(pid).is_none_or(|state| matches!(state, 'Z' | 'X'))
+    const THREADS: usize = 17;
+    let Some(fields) = stat_of(pid) else { return true };
+    let threads = fields.split(' ').nth(THREADS).and_then(|count| count.parse::<u64>().ok());
+    fields.starts_with(['Z', 'X']) && threads.unwrap_or(0) <= 1
 }
 
 /// Returns the letter for the state of a process's first thread; none if there is no such process.
 fn state_of(pid: u32) -> Option<char> {
+    stat_of(pid)?.chars().next()
+}
+
+/// Returns the fields of /proc/PID/stat behind the process's name.
+fn stat_of(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is in parentheses, and may contain any character.
-    stat.rsplit(") ").next()?.chars().next()
+    stat.rsplit(") ").next().map(str::to_owned)
 }
 
 /// Makes this process, a child, die with its parent. Returns false if that parent is gone already.

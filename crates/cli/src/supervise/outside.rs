@@ -7,7 +7,7 @@
 use crate::host::sys;
 use crate::program;
 use crate::supervise::descendants::{self, Descendants};
-use crate::supervise::session::Shared;
+use crate::supervise::session::{Shared, mapped_session};
 use crate::supervise::totals::Member;
 use crate::text::say;
 use farpage_runtime::session::started::{PATH_BYTES_KEPT, Program};
@@ -17,7 +17,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
@@ -286,10 +286,23 @@ impl Process {
         }
     }
 
+    /// Returns the kernel's status of the process. A first thread that has ended has no memory any more, and then
+    /// another thread tells.
+    fn status(&self) -> String {
+        let read = |place: PathBuf| fs::read_to_string(place.join("status")).unwrap_or_default();
+        let has_memory = |status: &String| status.contains("\nRssAnon:");
+        let first = read(self.place());
+        if has_memory(&first) {
+            return first;
+        }
+        let threads = fs::read_dir(self.place().join("task")).into_iter().flatten().flatten();
+        threads.map(|thread| read(thread.path())).find(has_memory).unwrap_or(first)
+    }
+
     fn measure(&mut self) {
         self.anonymous = 0;
         if self.is_there() {
-            let status = fs::read_to_string(self.place().join("status")).unwrap_or_default();
+            let status = self.status();
             let bytes = |name: &str| {
                 let line = status.lines().find_map(|line| line.strip_prefix(name));
                 let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
@@ -311,17 +324,21 @@ pub fn is_beside(program: u32) {
 }
 
 /// Whether a process is of this run: it descends from this supervisor or the program beside it, or has the
-/// run's session in its variables.
+/// run's session in its variables or mapped. Some programs write over their variables (postgres, redis).
 pub fn is_of_run(pid: u32) -> bool {
     let has_session = || {
         let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let session = format!("{SESSION_ENV}={}", own_sessions());
         variables.split(|byte| *byte == 0).any(|entry| entry.starts_with(session.as_bytes()))
     };
+    let has_mapped = || {
+        let mapped = mapped_session(Path::new("/proc"), pid);
+        mapped.is_ok_and(|mapped| mapped.is_some_and(|(maker, _)| maker == std::process::id()))
+    };
     let first = FIRST.load(Ordering::Relaxed);
     let is_root = |above: u32| above != 0 && (above == first || above == std::process::id());
     let mut ancestors = std::iter::successors(parent(pid), |pid| parent(*pid)).take(ANCESTORS_MAX);
-    pid != 0 && pid == first || ancestors.any(is_root) || has_session()
+    pid != 0 && pid == first || ancestors.any(is_root) || has_session() || has_mapped()
 }
 
 /// Returns the id of a process's parent.
@@ -393,6 +410,26 @@ mod tests {
         assert!(!known.is_there());
         outside.look(&shared, &members(&shared));
         assert_eq!(outside.report(&shared).processes[0].peak, known.peak);
+    }
+
+    /// The kernel calls such a process a zombie, and its first thread has no memory. Its other threads go on.
+    #[test]
+    fn process_whose_first_thread_has_ended_is_there_and_has_memory() {
+        let text = "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\nctypes.CDLL(None).pthread_exit(None)";
+        let mut child = Command::new("python3").args(["-c", text]).env("LD_PRELOAD", "").spawn().unwrap();
+        let stat = || fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        while !stat().contains(") Z ") {
+            std::thread::yield_now();
+        }
+        let shared = shared();
+        shared.session().started.executes(child.id(), b"/bin/python3").unwrap();
+        let mut outside = Outside::default();
+        (0..=PATIENCE).for_each(|_| outside.look(&shared, &members(&shared)));
+        let known = outside.known[&child.id()].clone();
+        assert!(known.is_there() && known.anonymous > 0 && known.peak > 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!known.is_there());
     }
 
     #[test]

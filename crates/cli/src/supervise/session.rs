@@ -215,10 +215,25 @@ pub fn own_session(proc: &Path, pid: u32) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
+/// Returns the supervisor that made the session which a process has mapped, by its id in its pid namespace,
+/// and the session's inode. Each process of a run has the session mapped, whatever its variables are.
+pub fn mapped_session(proc: &Path, pid: u32) -> io::Result<Option<(u32, u64)>> {
+    let maps = fs::read(proc.join(format!("{pid}/maps")))?;
+    let session = |line: &[u8]| {
+        let mut fields = str::from_utf8(line).ok()?.split_ascii_whitespace().skip(4);
+        let (inode, name) = (fields.next()?.parse().ok()?, fields.next()?);
+        let maker = name.strip_prefix("/memfd:")?.strip_prefix(SESSION_NAME)?.parse().ok()?;
+        Some((maker, inode))
+    };
+    Ok(maps.split(|byte| *byte == b'\n').find_map(session))
+}
+
+const SESSION_NAME: &str = "farpage-session-";
+
 /// Returns the memory's name, which says who has made the session: the supervisor with that id in its pid
 /// namespace. No program can write over a name.
 fn session_name(maker: u32) -> CString {
-    CString::new(format!("farpage-session-{maker}")).expect("a number has no NUL")
+    CString::new(format!("{SESSION_NAME}{maker}")).expect("a number has no NUL")
 }
 
 /// Returns the id of a process in its own pid namespace.
