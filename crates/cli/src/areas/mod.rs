@@ -303,7 +303,7 @@ fn open(argument: &SwapArgument, opened: &[Area]) -> Result<Area, Failure> {
         return Err(Failure::new(format!("swap path {} is given twice", path.display())).fix("name it once"));
     }
     if kernel_swap::is_on(&metadata) {
-        let name = path.display();
+        let name = quoted(path);
         return Err(in_use(path, "the kernel").fix(format!("take it away from the kernel: swapoff {name}")));
     }
     // The lock is taken before the content is read. Otherwise content that another Farpage is writing could
@@ -342,9 +342,9 @@ fn not_writable(path: &Path, error: &io::Error) -> Failure {
         Some(libc::EROFS) => failure
             .because("its file system is mounted read-only")
             .fix("name a directory on another disk: --swap DIRECTORY"),
-        Some(libc::EACCES | libc::EPERM) => failure
-            .because("its permissions exclude this user")
-            .fix(format!("`ls -ld {name}` shows who may; name a place of your own: --swap DIRECTORY")),
+        Some(libc::EACCES | libc::EPERM) => failure.because("its permissions exclude this user").fix(
+            format!("`ls -ld {}` shows who may; name a place of your own: --swap DIRECTORY", quoted(path)),
+        ),
         Some(libc::ENOENT | libc::EOPNOTSUPP) => {
             failure.because("its file system takes no files").fix(FIX_ANOTHER_PLACE)
         }
@@ -369,7 +369,7 @@ fn take(file: &File, path: &Path) -> Result<(), Failure> {
             Ok(false) => {
                 return Err(in_use(path, "another farpage, or a program under one,").fix(format!(
                     "`fuser -v {}` shows who; give each run an area of its own",
-                    path.display()
+                    quoted(path)
                 )));
             }
             Err(error) => {

@@ -25,9 +25,10 @@ pub fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
     let open_to_others = metadata.mode() & 0o077 != 0;
     let warning = open_to_others.then(|| {
         format!(
-            "swap file {0} can be read by others (mode {1:04o}): it will hold the program's memory; `chmod 600 {0}`",
+            "swap file {} can be read by others (mode {:04o}): it will hold the program's memory; `chmod 600 {}`",
             path.display(),
-            metadata.mode() & 0o7777
+            metadata.mode() & 0o7777,
+            quoted(path)
         )
     });
     // Content that a run has left is removed only when the next run begins: this process may not begin one.

@@ -116,7 +116,7 @@ fn not_executable(path: &Path, mode: u32) -> Failure {
     if mode & 0o111 == 0 {
         return failure.because("its file permissions allow nobody to execute it").fix(format!(
             "chmod +x {}, or name the interpreter: farpage run ... python3 FILE",
-            path.display()
+            quoted(path)
         ));
     }
     failure

@@ -2,7 +2,7 @@
 
 use crate::host::sys;
 use crate::program::elf;
-use crate::text::failure::Failure;
+use crate::text::failure::{Failure, quoted};
 use farpage_runtime::session::LAYOUT_NAME;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -49,7 +49,7 @@ fn unreadable(path: &Path, error: &io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::PermissionDenied => failure
             .because("its permissions exclude this user")
-            .fix(format!("chmod a+r {name}, and a+x for the directories on its path")),
+            .fix(format!("chmod a+r {}, and a+x for the directories on its path", quoted(path))),
         _ => failure.fix(
             "look at the disk (dmesg), or copy the library to another place and set FARPAGE_PRELOAD to that",
         ),
