@@ -14,7 +14,7 @@ build:
 	$(CARGO) build --release -p farpage-preload
 	$(CARGO) build --release
 
-demo: build programs
+demo: build
 	$(PYTHON) demo/objects.py
 
 test: programs lint build test-unit loom test-sim test-e2e

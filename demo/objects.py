@@ -37,9 +37,9 @@ def children(pid):
         return []
 
 
-def run(command, is_farpage):
-    """Runs a command and watches its program's memory from outside. Returns the result, the peak in bytes,
-    and the seconds."""
+def run(command):
+    """Runs a command and watches its program's memory from outside. The program is this command's process or,
+    where Farpage stands above its program, a child. Returns the result, the peak in bytes, and the seconds."""
     start = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     peak = 0
@@ -48,7 +48,7 @@ def run(command, is_farpage):
     def watch():
         nonlocal peak
         while not over.wait(0.05):
-            for pid in children(process.pid) if is_farpage else [process.pid]:
+            for pid in [process.pid] + children(process.pid):
                 peak = max(peak, anonymous(pid))
 
     watcher = threading.Thread(target=watch)
@@ -59,18 +59,20 @@ def run(command, is_farpage):
     watcher.join()
     if status != 0:
         sys.exit("demo: %s ended with status %d" % (" ".join(command), status))
+    if peak == 0:
+        sys.exit("demo: the memory of %s was not seen" % " ".join(command))
     return output, peak, time.monotonic() - start
 
 
 def main():
     print("Without Farpage: python3 builds some 160 MiB of objects and reads all of them again.", flush=True)
-    expected, need, seconds = run(PROGRAM, False)
+    expected, need, seconds = run(PROGRAM)
     print("  needed %d MiB, took %.1f s\n" % (need // MIB, seconds), flush=True)
 
     ram = need // 3 // MIB
     command = [FARPAGE, "run", "--ram", "%dM" % ram, "--"] + PROGRAM
     print("With a third of that: farpage run --ram %dM -- python3 ..." % ram, flush=True)
-    result, peak, seconds = run(command, True)
+    result, peak, seconds = run(command)
     print("\n  had %d MiB at most (seen from outside), took %.1f s" % (peak // MIB, seconds))
     print("  " + result.decode().splitlines()[-1])
     if result != expected:
