@@ -120,7 +120,7 @@ pub struct Faulty<B> {
     reads: u64,
     writes: u64,
     places: PlaceSet,
-    /// PlaceSet whose request the inner back end doesn't have.
+    /// Places whose request the inner back end doesn't have.
     over: PlaceSet,
     table: [Accepted; DEPTH],
 }

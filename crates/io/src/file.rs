@@ -120,11 +120,14 @@ impl<'a> AreaFile<'a> {
     /// it ensured itself. A process that punches clusters must therefore punch every one that it gives away.
     pub fn punch(&self, start_bytes: u64) -> Result<(), IoError> {
         let cluster = (start_bytes / CLUSTER_BYTES) as u32;
-        self.ensured[(cluster / BITS) as usize].fetch_and(!(1 << (cluster % BITS)), Ordering::Relaxed);
+        let bit = 1 << (cluster % BITS);
+        let was_ensured =
+            self.ensured[(cluster / BITS) as usize].fetch_and(!bit, Ordering::Relaxed) & bit != 0;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let bytes = self.end_of(cluster) - start_bytes;
         let punched = retry_on_intr(|| fallocate(self.fd, flags, start_bytes, bytes));
-        if punched.is_err_and(|errno| errno == Errno::OPNOTSUPP || errno == Errno::NOSYS) {
+        let is_refused = |errno| errno == Errno::OPNOTSUPP || errno == Errno::NOSYS;
+        if was_ensured && punched.is_err_and(is_refused) {
             // The file system refused before it did anything.
             self.set_ensured(cluster);
         }

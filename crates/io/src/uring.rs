@@ -89,7 +89,7 @@ pub struct Uring {
     sq_tail: u32,
     /// Requests that can be in flight: `1..=DEPTH`.
     depth: usize,
-    /// PlaceSet in use.
+    /// Places in use.
     taken: PlaceSet,
     /// Taken places whose request is over because the kernel refused to take it.
     failed: PlaceSet,

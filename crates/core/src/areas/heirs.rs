@@ -26,6 +26,12 @@ const fn words_of_one(slots: u32) -> usize {
     slots.div_ceil(u64::BITS) as usize
 }
 
+/// Returns the numbers of the words that a cluster has in each generation. The last cluster may have fewer.
+const fn words_of_cluster(cluster: u32) -> core::ops::Range<usize> {
+    const WORDS: usize = (CLUSTER_SLOTS / u64::BITS) as usize;
+    cluster as usize * WORDS..(cluster as usize + 1) * WORDS
+}
+
 impl Areas<'_> {
     /// Keeps for a generation of children every slot with a page for which `is_needed` is true. Slots that
     /// the generation has already stay kept. No thread may take or free slots meanwhile.
@@ -66,7 +72,10 @@ impl Areas<'_> {
         for id in (0..self.count()).map(|id| AreaId(id as u8)) {
             let area = self.area(id);
             let words = words_of_one(area.total);
-            for at in 0..words {
+            let leases = area.slots.leases();
+            // A kept slot is in use, so its cluster is this process's. Most clusters of a large area aren't.
+            let held = (0..leases.clusters()).filter(|cluster| leases.holds(*cluster));
+            for at in held.flat_map(words_of_cluster).take_while(|at| *at < words) {
                 let word = &area.heirs[generation * words + at];
                 // Most words were never written. A swap would give them memory.
                 if word.load(Ordering::Relaxed) == 0 {

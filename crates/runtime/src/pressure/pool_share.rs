@@ -109,8 +109,9 @@ impl Engine {
     fn limit_pool(&self) {
         let bytes = self.pool_share.limit();
         let pool = self.pager.pool();
-        // Without areas, pages in the pool have no other place, so the limit stays above what is there.
-        let least = if self.pager.areas().count() == 0 { pool.limit_of_what_is_there() } else { 0 };
+        // Without an area to write to, pages in the pool have no other place. The limit stays above what is
+        // there.
+        let least = if self.pager.areas().any_writable() { 0 } else { pool.limit_of_what_is_there() };
         pool.set_limit((bytes as usize).max(least));
     }
 

@@ -19,7 +19,7 @@ use farpage_io::{Backend, Busy, Completion, Request, Wait};
 use farpage_os::memory;
 use farpage_os::sys::Errno;
 use farpage_os::uffd::out_of_the_way;
-use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 /// `_IO(0x12, 119)`: discards a range of a device, given as start and length in bytes.
@@ -80,10 +80,19 @@ const fn bitmap_words(area: &AreaDescription) -> usize {
 fn open_to(flags: OFlags, path: &[u8]) -> Result<OwnedFd, Errno> {
     let path = core::ffi::CStr::from_bytes_until_nul(path).map_err(|_| Errno::EINVAL)?;
     let flags = flags | OFlags::CLOEXEC;
-    // Some file systems refuse direct I/O. Then the page cache is in between, which is only slower.
-    let fd = rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty())
-        .or_else(|_| rustix::fs::open(path, flags, Mode::empty()));
-    fd.map_err(|error| Errno(error.raw_os_error()))
+    let open = |more| rustix::fs::open(path, flags | more, Mode::empty());
+    let direct = open(OFlags::DIRECT).ok().filter(|fd| !is_buffered(fd.as_fd()));
+    // Where the page cache is in between, a write is over only once the disk has the bytes. Otherwise an error
+    // of the disk would be known when the page's frame is used for another page.
+    direct.map_or_else(|| open(OFlags::DSYNC), Ok).map_err(|error| Errno(error.raw_os_error()))
+}
+
+/// Whether the kernel says that this file's direct I/O goes through the page cache: with data=journal, for
+/// example, or encryption. Linux before 6.1 doesn't say.
+fn is_buffered(file: BorrowedFd) -> bool {
+    use rustix::fs::{AtFlags, StatxFlags, statx};
+    let told = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    told.is_ok_and(|told| told.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && told.stx_dio_offset_align == 0)
 }
 
 fn open(area: &AreaDescription) -> Result<BorrowedFd<'static>, Errno> {

@@ -8,13 +8,15 @@ use farpage_core::areas::{AreaState, RequestTime};
 use farpage_core::pager::WriteProgress;
 use farpage_core::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, PageRange};
 use farpage_io::{Backend, Completion, IoError, Op, Request, SEGMENTS_MAX, Segment, Wait};
-use farpage_os::clock::now_ns;
+use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::errno::Errno;
 
 /// Nanoseconds above which a call has waited for the device.
 const BLOCKED_NS: u64 = 20_000;
 /// Sources that `find_slots` knows.
 const SOURCES_OF_SLOTS: u32 = 3;
+/// Nanoseconds between two looks at writes in several areas.
+const LOOK_AGAIN_NS: u64 = 50_000;
 
 /// Returns the state of an area after a failed write. The area is tried again in a second if it has no free
 /// space, or if the kernel was short of something.
@@ -110,13 +112,26 @@ impl Worker {
     pub(super) fn collect_writes(&mut self, wait: Wait) {
         let is_news = self.has_writes();
         if self.collect_from_all(Wait::No) == 0 && wait != Wait::No {
-            self.collect_from_all(wait);
+            self.wait_for_a_write(wait);
         }
         if is_news {
             self.looked_ns = now_ns();
         }
         for at in 0..WRITES_MAX {
             self.settle_write(at);
+        }
+    }
+
+    /// Collects at least one write, if any is in flight. One area may never answer, such as a file on a server
+    /// that is gone. So with writes in several areas the thread looks again and again.
+    fn wait_for_a_write(&mut self, wait: Wait) {
+        let is_busy = |area: &u8| self.back_ends.get(AreaId(*area)).is_some_and(|it| it.in_flight() > 0);
+        if (0..AREAS_MAX as u8).filter(is_busy).count() <= 1 {
+            self.collect_from_all(wait);
+            return;
+        }
+        while self.collect_from_all(Wait::No) == 0 {
+            sleep_ns(LOOK_AGAIN_NS);
         }
     }
 
