@@ -378,14 +378,42 @@ static void has_a_program_answer(void)
     still_works();
 }
 
-/* Strict mode: read, write, exit. */
+static int ask_size[2], size[2];
+
+/* Makes a child that tells the KiB of anonymous memory that this process has in RAM when it is asked. */
+static void begin_to_measure(void)
+{
+    CHECK(pipe(ask_size) == 0 && pipe(size) == 0);
+    char path[64], line[256], byte;
+    snprintf(path, sizeof path, "/proc/%d/status", getpid());
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child > 0)
+        return;
+    close(ask_size[1]);
+    CHECK(read(ask_size[0], &byte, 1) == 1);
+    long kib = 0;
+    FILE *status = fopen(path, "r");
+    while (status != NULL && fgets(line, sizeof line, status) != NULL)
+        sscanf(line, "RssAnon: %ld", &kib);
+    CHECK(kib > 0 && write(size[1], &kib, sizeof kib) == sizeof kib);
+    _exit(0);
+}
+
+/* Strict mode: read, write, exit. The engine ends, and keeps no memory but for its tables. */
 static void is_strict(void)
 {
+    long kib = 0;
     begin_out();
+    begin_to_measure();
     end_call = SYS_exit;
     CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0) == 0);
     but_for(0);
     verify_bare(area, LARGE, 1);
+    if (write(ask_size[1], "", 1) != 1 || read(size[0], &kib, sizeof kib) != sizeof kib)
+        end(6);
+    if (kib > (long)((LARGE + 4 * MIB) >> 10))
+        end(7);
     end(0);
 }
 

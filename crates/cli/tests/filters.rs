@@ -30,6 +30,20 @@ fn check(faults: &str, case: &str, engine: Engine) {
     }
 }
 
+/// The pool of an engine that had ended stayed: 30 MiB beside all of the program's pages.
+#[test]
+fn engine_that_ends_gives_its_pool_back() {
+    if !able("cc") {
+        return;
+    }
+    let executable = compiled("filters");
+    for faults in ["thread", "signal", "segv"] {
+        let options = ["--faults", faults, "--no-disk", "--pool", "30M"];
+        let words = [executable.to_str().unwrap(), "is_strict"];
+        Job::new(&Under::budget(64 * MIB, &options), &words).within(120).run().succeeded();
+    }
+}
+
 macro_rules! cases {
     ($($mode:ident)+: $cases:tt) => {
         $(mod $mode {

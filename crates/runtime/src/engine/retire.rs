@@ -35,6 +35,8 @@ const BRINGS: u32 = 2;
 /// Nothing is managed any more. Engine threads end as soon as they see it.
 const ENDED: u32 = 3;
 
+/// Pages that come back before the pool's memory for them is given back.
+const BROUGHT_AT_ONCE: u64 = 256;
 /// Nanoseconds that one wait for an engine thread takes at most, until the thread is woken once more.
 const WAKE_AGAIN_NS: u64 = 5_000_000;
 /// Rounds over all pages after which a page without a mapping is given up.
@@ -172,11 +174,17 @@ fn bring_all(engine: &'static Engine, worker: &mut Worker) -> Exclusive<'static>
         let _exclusive = engine.map.exclusive();
         engine.retirement.state.store(BRINGS, Ordering::Relaxed);
     }
+    let mut brought = 0_u64;
     for looks in 0..LOOKS_END {
         for_each_out(engine, |page| {
             engine.bring_page(page, false, 0, |fault| serve(engine, worker, fault));
+            brought += 1;
+            if brought.is_multiple_of(BROUGHT_AT_ONCE) {
+                worker.give_pool_back();
+            }
             true
         });
+        worker.give_pool_back();
         let exclusive = engine.settled([EVERYTHING]);
         let is_gone = |page| memory::mapped_before_a_hole(PageRange::of(page, 1)).is_empty();
         let are_all_there = for_each_out(engine, |page| looks >= LOOKS_MAX && is_gone(page));

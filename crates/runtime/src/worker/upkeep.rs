@@ -223,6 +223,14 @@ impl Worker {
         self.release_blocks();
     }
 
+    /// Gives back all memory that the pool and the frames no longer need, because the engine ends. Nothing is
+    /// stored any more.
+    pub fn give_pool_back(&mut self) {
+        self.engine.pager.pool().set_limit(0);
+        self.tidy_pool();
+        self.trim_frames();
+    }
+
     /// Gives back the memory of free blocks, also of blocks that were inherited.
     fn release_blocks(&self) {
         // A fork must not find a block half released.
