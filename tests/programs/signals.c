@@ -311,6 +311,31 @@ static void forks_meanwhile(void)
     VERIFY(area, LARGE, 1);
 }
 
+/* A fork's child is told before it has its memory. What the kernel wrote to the child's stack for handlers then
+ * could be lost, and the child went on where its parent had been long ago, or nowhere. So the kernel must
+ * write nothing there. */
+static void child_whose_stack_is_out(void)
+{
+    enum { BYTES = 64 * 1024 };
+    area = filled(LARGE, 1);
+    REQUIRE_OUT(area, LARGE);
+    void *own = mmap(NULL, BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(own != MAP_FAILED);
+    stack_t set = { .ss_sp = own, .ss_size = BYTES };
+    CHECK(sigaltstack(&set, NULL) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        stack_t found;
+        CHECK(sigaltstack(NULL, &found) == 0 && found.ss_sp == own && found.ss_flags == 0);
+        VERIFY(area, LARGE, 1);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    VERIFY(area, LARGE, 1);
+}
+
 static volatile int forked;
 
 /* A call that takes long keeps threads that fork waiting. */
@@ -655,7 +680,7 @@ MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
      { "child_without_handlers", child_without_handlers }, { "clones_that_fail", clones_that_fail },
      { "copy_on_another_stack", copy_on_another_stack }, { "thread_that_is_cancelled", thread_that_is_cancelled },
      { "what_the_program_believes", what_the_program_believes }, { "threads_made_meanwhile", threads_made_meanwhile },
-     { "forks_meanwhile", forks_meanwhile }, { "forks_that_wait_meanwhile", forks_that_wait_meanwhile }, { "write_barriers", write_barriers },
+     { "forks_meanwhile", forks_meanwhile }, { "child_whose_stack_is_out", child_whose_stack_is_out }, { "forks_that_wait_meanwhile", forks_that_wait_meanwhile }, { "write_barriers", write_barriers },
      { "sent_while_at_work", sent_while_at_work }, { "nothing_interrupts", nothing_interrupts },
      { "handler_that_waits", handler_that_waits },
      { "handlers_that_block_from_now_on", handlers_that_block_from_now_on })

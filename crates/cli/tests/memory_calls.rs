@@ -69,7 +69,7 @@ macro_rules! cases {
 cases! {
     remap: realloc_growth moved_growth grown_in_place shrunk moved_to_fixed_place moved_and_not_unmapped pieces
         halves_unmapped mapped_over page_by_page refused_calls several_at_once resized_beside_a_writer neighbour_in_the_way resized_within_a_page grown_and_still_read_only
-        shrunk_from_what_is_not_managed grown_again_from_what_is_not_managed attached_over;
+        shrunk_from_what_is_not_managed grown_again_from_what_is_not_managed attached_over attached_by_nobody_else;
     advise: dont_need dont_need_of_a_process advice_of_a_process free_later other_advice advice_by_a_list_that_is_out dont_need_over_a_hole protected_and_back reserved_and_opened
         made_executable locked_and_unlocked unlocked_after_the_take_over all_locked locking_refused only_written_or_executed forbidden_before
         freed_before freed_up_to_a_file locked_up_to_a_hole sparse_lock_refused;
@@ -82,7 +82,7 @@ cases! {
         others_come_and_go many_change all_on_the_same_page threads_end filled_by_many;
     signals: handlers_that_block_everything workers_that_block_everything workers_that_block_nothing ids_of_all_threads main_thread_ends
         stacks_never_touched child_without_handlers clones_that_fail copy_on_another_stack thread_that_is_cancelled
-        what_the_program_believes threads_made_meanwhile forks_meanwhile forks_that_wait_meanwhile write_barriers sent_while_at_work
+        what_the_program_believes threads_made_meanwhile forks_meanwhile child_whose_stack_is_out forks_that_wait_meanwhile write_barriers sent_while_at_work
         nothing_interrupts handlers_that_block_from_now_on handler_that_waits;
     arming: handlers_that_were_there handlers_on_their_stack handlers_set_meanwhile all_reset_meanwhile threads_on_little_stacks
         handlers_that_map programs_run_meanwhile files_run_meanwhile stack_of_the_arming_stays;

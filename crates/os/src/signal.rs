@@ -186,6 +186,7 @@ pub enum Register {
     Rsi = 9,
     Rdx = 12,
     Rax = 13,
+    Rcx = 14,
     Rsp = 15,
     Rip = 16,
     Flags = 17,

@@ -167,8 +167,8 @@ pub fn make(engine: &'static Engine, arguments: [usize; 6], stack_pointer: usize
         stack::only_this_one();
         farpage_runtime::engine::fork::child(engine, maker, stack_pointer);
         // Nobody asks this thread to arm itself before the child's engine begins.
-        let in_use = guard::stack_in_use(stack_pointer);
-        let begins = guard::without_stack(in_use, || begin(parents_engine()));
+        let stack = guard::stack_of_child();
+        let begins = guard::without_stack(stack, || begin(parents_engine()));
         if !begins && engine.heirs.are_left_pages() {
             report::say(
                 "the supervisor is gone, or 256 processes run under it: a fork's child can't get at what is evicted",

@@ -472,7 +472,8 @@ fn begin_in(room: &Room) {
 
 /// The alternate stack that a thread is on in a hook. A handler that arms the thread would begin at the top
 /// of that stack, over what the program has there. The thread therefore has no alternate stack while it is on
-/// the hook's stack. On the way there and back the thread isn't asked to arm itself.
+/// the hook's stack. On the way there and back the thread isn't asked to arm itself. See also
+/// [`stack_of_child`].
 #[derive(Clone, Copy)]
 pub struct StackInUse {
     stack: AlternateStack,
@@ -482,12 +483,22 @@ pub struct StackInUse {
 /// Returns the alternate stack that the caller is on, in a hook that was called with this stack pointer. Must
 /// run before the hook is on a stack of Farpage's. With `None` there is nothing to be done.
 pub fn stack_in_use(stack_pointer: usize) -> Option<StackInUse> {
+    to_be_taken_away(|stack| stack.is_in_use(stack_pointer))
+}
+
+/// Returns the alternate stack of a fork's child, whose engine arms the caller before the child has its memory.
+/// A page of that stack may be out. What a handler wrote there would be lost when the page comes in.
+pub fn stack_of_child() -> Option<StackInUse> {
+    to_be_taken_away(|_| true)
+}
+
+fn to_be_taken_away(is_it: impl FnOnce(&AlternateStack) -> bool) -> Option<StackInUse> {
     // Hooks block this signal once all threads are armed. No thread is asked to arm itself in a hook from
     // then on.
     if !sys::is_kept_open(bit(SIGSETXID)) {
         return None;
     }
-    let stack = alternate_stack().ok().filter(|stack| stack.is_in_use(stack_pointer))?;
+    let stack = alternate_stack().ok().filter(is_it)?;
     let is_asked = signals::add_blocked(bit(SIGSETXID)) & bit(SIGSETXID) == 0;
     Some(StackInUse { stack, is_asked })
 }
@@ -689,14 +700,15 @@ fn make_again(context: &mut Context, expected: Option<CallUnderWay>) -> bool {
     number.is_some()
 }
 
-/// Has the thread make the call again that this signal of Farpage's has ended, if the code before the call
-/// says which call it was. `context` is the signal's, and `signal` its number.
-pub fn make_interrupted_call_again(signal: u32, context: &mut Context) {
+/// Handles a signal of Farpage's by `handle`. Then has the thread make the call again that the signal has
+/// ended, if the code before the call says which call it was. `context` is the signal's.
+pub fn handle_and_make_call_again(signal: u32, context: &mut Context, handle: impl FnOnce()) {
     // A handler of the program's may block the signal, and so may the call itself. Then another signal may
-    // have ended the call, and this signal was delivered afterwards.
+    // have ended the call, and this signal was delivered afterwards. `handle` may change dispositions.
     let may_come_late = signals::is_blocked_in_a_handler(signal) || brings_a_mask(context);
+    handle();
     let is_made_again = !may_come_late && make_again(context, None);
-    end_if_another_signal_does(context, is_made_again, context.blocked);
+    end_if_another_signal_does(context, is_made_again, context.blocked | bit(SIGSETXID));
 }
 
 /// Returns whether the call that the thread has just made brings its own mask of blocked signals.
@@ -706,7 +718,7 @@ fn brings_a_mask(context: &Context) -> bool {
     match number as u32 {
         raw::__NR_rt_sigsuspend => true,
         raw::__NR_ppoll => argument(3) != 0,
-        raw::__NR_epoll_pwait | raw::__NR_epoll_pwait2 => argument(4) != 0,
+        raw::__NR_epoll_pwait | raw::__NR_epoll_pwait2 | raw::__NR_io_uring_enter => argument(4) != 0,
         // The argument points to the mask's address and length.
         raw::__NR_pselect6 | raw::__NR_io_pgetevents => {
             peek::read(argument(5)).is_some_and(|mask| mask != [0; 8])
@@ -733,11 +745,13 @@ fn end_if_another_signal_does(context: &mut Context, is_made_again: bool, blocke
 /// kernel has interrupted the call for a signal. The call may also not have begun: a read of a file then ends
 /// with EINTR, where Linux would have made it.
 fn is_before_waiting_call(context: &Context) -> bool {
-    const WAITING: [u32; 20] = [
+    const WAITING: [u32; 24] = [
         raw::__NR_read,
         raw::__NR_readv,
+        raw::__NR_preadv2,
         raw::__NR_write,
         raw::__NR_writev,
+        raw::__NR_pwritev2,
         raw::__NR_wait4,
         raw::__NR_waitid,
         raw::__NR_flock,
@@ -752,27 +766,43 @@ fn is_before_waiting_call(context: &Context) -> bool {
         raw::__NR_sendmmsg,
         raw::__NR_sendfile,
         raw::__NR_splice,
+        raw::__NR_tee,
+        raw::__NR_vmsplice,
         raw::__NR_mq_timedsend,
         raw::__NR_mq_timedreceive,
     ];
-    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    // Most of these calls don't wait, and programs don't expect that they end.
+    const SELDOM_WAITING: [u32; 5] =
+        [raw::__NR_open, raw::__NR_openat, raw::__NR_openat2, raw::__NR_creat, raw::__NR_ioctl];
+    const FUTEX_COMMAND: u32 = !(raw::FUTEX_PRIVATE_FLAG | raw::FUTEX_CLOCK_REALTIME);
     let (at, number) = (context.register(Register::Rip), context.register(Register::Rax));
     let command = dispatch::Call::stopped(number, context).arguments[1] as u32;
+    // The instruction leaves its end in Rcx, except where the CPU delivers events by FRED.
+    let has_begun = || context.register(Register::Rcx) == at + Context::CALL_BYTES;
     let waits = match number as u32 {
         raw::__NR_fcntl => [raw::F_SETLKW, raw::F_OFD_SETLKW].contains(&command),
-        number => WAITING.contains(&number),
+        raw::__NR_futex => [raw::FUTEX_WAIT, raw::FUTEX_WAIT_BITSET].contains(&(command & FUTEX_COMMAND)),
+        number => WAITING.contains(&number) || SELDOM_WAITING.contains(&number) && has_begun(),
     };
-    waits && peek::read(at) == Some(SYSCALL) && number_before(at + SYSCALL.len()) == Some(number)
+    waits && peek::read(at) == Some(SYSCALL)
 }
 
+/// The instruction of a system call.
+const SYSCALL: [u8; Context::CALL_BYTES] = [0x0f, 0x05];
+
 /// Returns the number of a call that returns to `after`. The code before must be `mov eax, number; syscall`,
-/// as it mostly is in libc, or `xor eax, eax; syscall`, as in libc's read. A prefix (REX) before either makes
-/// it an instruction about another register.
+/// as it mostly is in libc, or `xor eax, eax; syscall`, as in libc's read. A prefix (REX) before either can
+/// make it an instruction about R8 to R15. `mov` with a prefix that makes it wide would have more bytes.
 fn number_before(after: usize) -> Option<usize> {
-    const REX: core::ops::RangeInclusive<u8> = 0x40..=0x4f;
+    const WIDE: u8 = 0b1000;
+    const FROM: u8 = 0b0100;
+    const TO: u8 = 0b0001;
+    let is_prefix = |byte: u8| byte & 0xf0 == 0x40;
+    let xors_others = |before| is_prefix(before) && before & (FROM | TO) != 0;
+    let sets_another = |before| is_prefix(before) && before & (WIDE | TO) == TO;
     match peek::read::<8>(after.checked_sub(8)?)? {
-        [_, _, _, before, 0x31, 0xc0, 0x0f, 0x05] if !REX.contains(&before) => Some(number::READ),
-        [before, 0xb8, number @ .., 0x0f, 0x05] if !REX.contains(&before) => {
+        [_, _, _, before, 0x31, 0xc0, 0x0f, 0x05] if !xors_others(before) => Some(number::READ),
+        [before, 0xb8, number @ .., 0x0f, 0x05] if !sets_another(before) => {
             Some(u32::from_le_bytes(number) as usize)
         }
         _ => None,

@@ -28,7 +28,8 @@ pub(crate) const UNTIL_ARMED: u64 = bit(SIGSETXID);
 pub(crate) const WAKES_ONLY: usize = 0;
 
 pub use arm::{
-    StackInUse, end_hook, is_caller_armed, leave_by, make_interrupted_call_again, stack_in_use, without_stack,
+    StackInUse, end_hook, handle_and_make_call_again, is_caller_armed, leave_by, stack_in_use,
+    stack_of_child, without_stack,
 };
 /// Resets a fork's child, before it has an engine of its own, as if there had never been an engine.
 pub(crate) use handlers::leave_copy as leave_in_child;

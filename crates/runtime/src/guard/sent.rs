@@ -111,7 +111,7 @@ impl AtWork {
         let done = work();
         self.set_outermost(0);
         if self.kept.iter().any(PendingSignal::is_there) {
-            // PendingSignal signals arrive with the program's own mask, when this handler returns.
+            // Kept signals arrive with the program's own mask, when this handler returns.
             signals::set_blocked(u64::MAX);
             self.send();
         }
@@ -165,7 +165,7 @@ impl AtWork {
     }
 
     /// Runs code of the program's, which may never return, as if no handler of Farpage's were at work.
-    /// PendingSignal signals are sent first, because the program may wait for what their handlers do.
+    /// Kept signals are sent first, because the program may wait for what their handlers do.
     pub fn aside<T>(&self, of_the_program: impl FnOnce() -> T) -> T {
         let outermost = self.outermost.load(Ordering::Relaxed);
         self.set_outermost(0);
