@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <gnu/libc-version.h>
 #include <poll.h>
+#include <semaphore.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -335,6 +336,14 @@ static int waits_by_epoll(int pipe)
     return epoll_wait(epoll, &event, 1, -1);
 }
 
+static int waits_by_semaphore(int pipe)
+{
+    (void)pipe;
+    sem_t semaphore;
+    CHECK(sem_init(&semaphore, 0, 0) == 0);
+    return sem_wait(&semaphore);
+}
+
 static int number_of_threads(pid_t process)
 {
     char path[64];
@@ -390,14 +399,14 @@ static void handles(int signal) { (void)signal; is_handled = 1; }
 
 /* Stops a child in a call, and sends it the supervisor's signal and one of its own, so that both are pending
  * when the child goes on. The call must end with EINTR, as without Farpage. */
-static void ends_with(int (*wait)(int), int signal, int blocks_all)
+static void ends_with(int (*wait)(int), int signal, int flags, int blocks_all)
 {
     int pipes[2];
     CHECK(pipe(pipes) == 0);
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-        struct sigaction action = { .sa_handler = handles };
+        struct sigaction action = { .sa_handler = handles, .sa_flags = flags };
         if (blocks_all)
             sigfillset(&action.sa_mask);
         CHECK(sigaction(signal, &action, NULL) == 0);
@@ -421,10 +430,13 @@ static void ends_with(int (*wait)(int), int signal, int blocks_all)
 static void ends_its_own_calls(void)
 {
     CHECK(SIGTERM < SIGURG && SIGURG < SIGIO);
-    ends_with(waits_by_poll, SIGTERM, 1);
-    ends_with(waits_by_read, SIGTERM, 1);
-    ends_with(waits_by_poll, SIGIO, 0);
-    ends_with(waits_by_read, SIGIO, 0);
+    ends_with(waits_by_poll, SIGTERM, 0, 1);
+    ends_with(waits_by_read, SIGTERM, 0, 1);
+    ends_with(waits_by_poll, SIGIO, 0, 0);
+    ends_with(waits_by_read, SIGIO, 0, 0);
+    /* The kernel has forgotten this handler by the time that the other signal is delivered. */
+    ends_with(waits_by_poll, SIGTERM, SA_RESETHAND, 1);
+    ends_with(waits_by_semaphore, SIGIO, 0, 0);
     IS_DORMANT();
 }
 
@@ -439,6 +451,30 @@ static void has_threads_without_guards(void)
 }
 
 /* libc maps a stack for the child, of the kind that threads have. */
+/* From glibc 2.42 on a small stack of a thread is mapped like the one of posix_spawn. The advice that makes its
+ * guard starts an engine, before the thread is there. An evicted stack would end the program. */
+static void guards_a_small_stack(void)
+{
+    enum { GUARD_INSTALL = 102, BYTES = 192 << 10 };
+    char *memory = filled(SMALL, 1);
+    char *stack = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    CHECK(stack != MAP_FAILED);
+    fill(stack, BYTES, 3);
+    IS_DORMANT();
+    CHECK(madvise(stack, PAGE, GUARD_INSTALL) == 0 || errno == EINVAL);
+    IS_MANAGED();
+    char *more = filled(2 * GROWS, 2);
+    /* Touches here and there push out what a walk leaves. */
+    const size_t pages = 2 * GROWS / PAGE;
+    for (size_t turn = 0; turn < pages / 2; turn++)
+        *(volatile char *)(more + turn * 7919 % pages * PAGE);
+    REQUIRE_OUT(memory, SMALL);
+    CHECK(pages_out(stack + PAGE, BYTES - PAGE) == 0);
+    VERIFY(more, 2 * GROWS, 2);
+    VERIFY_FROM(stack + PAGE, BYTES - PAGE, 3, 1);
+    VERIFY(memory, SMALL, 1);
+}
+
 static void spawns(void)
 {
     CHECK(system("exit 0") == 0);
@@ -590,6 +626,7 @@ MAIN({ "stays", stays },
      { "ends_its_own_calls", ends_its_own_calls },
      { "has_threads_without_guards", has_threads_without_guards },
      { "frees_later", frees_later },
+     { "guards_a_small_stack", guards_a_small_stack },
      { "spawns", spawns },
      { "keeps_what_it_moves", keeps_what_it_moves },
      { "wiped_in_children", wiped_in_children }, { "advises", advises },

@@ -436,6 +436,26 @@ static void attached_over(void)
     CHECK(shmdt(place) == 0 && shmdt(shared) == 0);
 }
 
+/* With this setting the kernel destroys a segment when the last process detaches it. */
+static void attached_by_nobody_else(void)
+{
+    if (geteuid() != 0)
+        return;
+    CHECK(unshare(CLONE_NEWIPC) == 0);
+    int setting = open("/proc/sys/kernel/shm_rmid_forced", O_WRONLY);
+    CHECK(setting >= 0 && write(setting, "1", 1) == 1);
+    int segment = shmget(IPC_PRIVATE, MIB, 0600);
+    CHECK(segment >= 0);
+    char *memory = filled(LARGE, 1), *place = memory + 16 * MIB;
+    push_out();
+    REQUIRE_OUT(memory, LARGE);
+    CHECK(shmat(segment, place, SHM_REMAP) == place);
+    VERIFY_ZERO(place, MIB);
+    VERIFY(memory, 16 * MIB, 1);
+    CHECK(shmdt(place) == 0);
+    CHECK(shmat(segment, place, 0) == (void *)-1 && errno == EINVAL);
+}
+
 MAIN({ "realloc_growth", realloc_growth }, { "moved_growth", moved_growth }, { "grown_in_place", grown_in_place },
      { "shrunk", shrunk }, { "moved_to_fixed_place", moved_to_fixed_place },
      { "moved_and_not_unmapped", moved_and_not_unmapped }, { "pieces", pieces },
@@ -445,4 +465,5 @@ MAIN({ "realloc_growth", realloc_growth }, { "moved_growth", moved_growth }, { "
      { "resized_within_a_page", resized_within_a_page },
      { "grown_and_still_read_only", grown_and_still_read_only },
      { "shrunk_from_what_is_not_managed", shrunk_from_what_is_not_managed },
-     { "grown_again_from_what_is_not_managed", grown_again_from_what_is_not_managed }, { "attached_over", attached_over })
+     { "grown_again_from_what_is_not_managed", grown_again_from_what_is_not_managed }, { "attached_over", attached_over },
+     { "attached_by_nobody_else", attached_by_nobody_else })

@@ -75,8 +75,31 @@ fn find_block() {
 
 /// Returns those pages; none if they aren't known.
 pub fn block_pages() -> Option<PageRange> {
-    let [start, end] = [0, 1].map(|at: usize| PageIndex(BLOCK[at].load(Ordering::Relaxed)));
+    pages_in(&BLOCK)
+}
+
+/// First page and end of the last mapping made for a stack while the process was dormant; 0 if none was made.
+/// From glibc 2.42 on a small stack of a thread is mapped like that of posix_spawn.
+static NEW_STACK: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Returns those pages, which may hold a thread's stack or anything else by now.
+pub fn new_stack_pages() -> Option<PageRange> {
+    pages_in(&NEW_STACK)
+}
+
+fn pages_in(bounds: &[AtomicU64; 2]) -> Option<PageRange> {
+    let [start, end] = bounds.each_ref().map(|bound| PageIndex(bound.load(Ordering::Relaxed)));
     (end.0 > 0).then(|| PageRange::new(start, end))
+}
+
+fn note_stack([_, bytes, _, flags, ..]: &Arguments, result: isize) {
+    if *flags as u32 & raw::MAP_STACK != 0
+        && let Ok(address) = sys::check(result)
+    {
+        let pages = PageRange::covering(address, *bytes);
+        NEW_STACK[0].store(pages.start.0, Ordering::Relaxed);
+        NEW_STACK[1].store(pages.end.0, Ordering::Relaxed);
+    }
 }
 
 fn page() -> Option<&'static Page> {
@@ -157,9 +180,8 @@ pub fn join(blocked: u64) -> bool {
 }
 
 unsafe extern "C" fn on_wake(_: i32, _: *mut Info, context: *mut Context) {
-    start_engine();
     // SAFETY: the context is the kernel's own, for this call.
-    guard::make_interrupted_call_again(WAKES, unsafe { &mut *context });
+    guard::handle_and_make_call_again(WAKES, unsafe { &mut *context }, start_engine);
 }
 
 fn is_ours(action: &Action) -> bool {
@@ -291,7 +313,11 @@ fn pass(call: usize, arguments: &Arguments) -> Option<isize> {
     // A child of vfork can't have an engine, so its call is made anyway.
     let is_left_alone = is_small || is_dormant();
     // SAFETY: the program's own call, unchanged.
-    is_left_alone.then(|| unsafe { sys::call(call, *arguments) })
+    let result = is_left_alone.then(|| unsafe { sys::call(call, *arguments) });
+    if call == number::MMAP {
+        result.inspect(|result| note_stack(arguments, *result));
+    }
+    result
 }
 
 /// Frees pages at once that the program allows the kernel to free later (MADV_FREE). The kernel stops at the
@@ -311,12 +337,15 @@ fn free_now([start, bytes, ..]: Arguments) -> isize {
     // The kernel refuses a range that isn't aligned or wraps, and frees nothing then.
     let end = bytes.checked_next_multiple_of(PAGE_BYTES).and_then(|bytes| start.checked_add(bytes));
     let Some(end) = end.filter(|_| start.is_multiple_of(PAGE_BYTES)) else { return answer };
-    for page in (start..end).step_by(PAGE_BYTES) {
-        match advise(page, PAGE_BYTES, raw::MADV_FREE) {
-            0 => _ = advise(page, PAGE_BYTES, raw::MADV_DONTNEED),
-            returned::ENOMEM => {}
-            _ => break,
+    // Looks for the first refused page by halves. A range with holes can have very many pages.
+    let (mut at, mut pages) = (start, ((end - start) / PAGE_BYTES).next_power_of_two());
+    while pages > 0 {
+        let bytes = pages * PAGE_BYTES;
+        if bytes <= end - at && [0, returned::ENOMEM].contains(&advise(at, bytes, raw::MADV_FREE)) {
+            advise(at, bytes, raw::MADV_DONTNEED);
+            at += bytes;
         }
+        pages /= 2;
     }
     answer
 }

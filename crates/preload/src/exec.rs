@@ -215,16 +215,17 @@ fn is_readable(path: &CStr) -> bool {
     open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).is_ok()
 }
 
-/// Whether the page lies in a mapping whose pages may be evicted, so that a touch brings the page in. If the
-/// mapping may not be read, the touch ends the program, where the kernel would have answered EFAULT. No
-/// environment lies in unreadable memory.
+/// Whether the page lies in a mapping whose pages may be evicted, and the kernel doesn't wait for them, so
+/// that only a touch brings the page in. If the mapping may not be read, the touch ends the program, where the
+/// kernel would have answered EFAULT. No environment lies in unreadable memory.
 fn may_be_out(page: usize) -> bool {
     let mut byte = 0_u8;
     let arguments = [page * PAGE_BYTES, PAGE_BYTES, &raw mut byte as usize, 0, 0, 0];
-    let is_active = parents_engine().is_some_and(|engine| engine.is_active() && !engine.has_ended());
+    let only_by_touch =
+        |engine: &Engine| engine.is_active() && !engine.has_ended() && !engine.mode().calls_can_wait();
     // SAFETY: mincore(2) writes one byte for each page: one byte, into `byte`.
     let is_mapped = || unsafe { sys::call(linux_raw_sys::general::__NR_mincore as usize, arguments) };
-    is_active && sys::check(is_mapped()).is_ok()
+    parents_engine().is_some_and(only_by_touch) && sys::check(is_mapped()).is_ok()
 }
 
 /// Reads memory that may not be there.

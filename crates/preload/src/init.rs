@@ -9,7 +9,7 @@ use farpage_os::sys::Errno;
 use farpage_os::{report, sys};
 use farpage_runtime::engine::Engine;
 use farpage_runtime::engine::dormant::Dormant;
-use farpage_runtime::engine::start::{Start, StartError, can_do_without, start};
+use farpage_runtime::engine::start::{LeftAlone, Start, StartError, can_do_without, start};
 use farpage_runtime::session::first::First;
 use farpage_runtime::session::{Notice, PATH_BYTES, SESSION_ENV, StartFailure};
 
@@ -151,8 +151,8 @@ fn try_to_begin(
     // SAFETY: written once, before any other thread could be here.
     let path = unsafe { (&raw const SESSION_PATH).read() };
     stack::prepare().map_err(|errno| StartError::Failed(StartFailure::Memory, errno))?;
-    let engine =
-        start(Start::new(path, thread_block(), parent, is_late, is_told_elsewhere, dormant::block_pages()))?;
+    let left_alone = LeftAlone { block: dormant::block_pages(), stack: dormant::new_stack_pages() };
+    let engine = start(Start::new(path, thread_block(), parent, is_late, is_told_elsewhere, left_alone))?;
     let Ok(alive) = memory::place(AtomicU32::new(1)) else { sys::exit_group(FAILED) };
     // SAFETY: the word is the page's only content, and `engine` expects zero there in a child.
     if unsafe { memory::wipe_in_children(alive.as_ptr().cast(), farpage_core::units::PAGE_BYTES) }.is_err() {

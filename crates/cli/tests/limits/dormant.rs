@@ -96,7 +96,7 @@ fn signal_of_the_supervisor_ends_no_call() {
 /// kernel may drop at any time.
 #[test]
 fn engine_that_starts_knows_what_the_process_has_done() {
-    is_right(&["has_threads_without_guards", "frees_later"]);
+    is_right(&["has_threads_without_guards", "guards_a_small_stack", "frees_later"]);
 }
 
 /// A child by a bare clone must be in the run or be told of.

@@ -75,7 +75,8 @@ impl FaultMode {
         matches!(self, FaultMode::Thread)
     }
 
-    /// Whether bytes get into the program through a file, which only engine threads have.
+    /// Whether bytes get into the program through a file that only engine threads have, unless pages are
+    /// filled aside.
     pub const fn installs_by_file(self) -> bool {
         matches!(self, FaultMode::Segv)
     }

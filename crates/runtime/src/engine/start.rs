@@ -116,8 +116,8 @@ pub struct Start {
     pub is_late: bool,
     /// Whether another record of the process tells of a failure.
     pub is_told_elsewhere: bool,
-    /// If `is_late`: the mapping that held the control block when the library was loaded.
-    pub block_pages: Option<PageRange>,
+    /// If `is_late`: mappings of which /proc doesn't tell what they are.
+    pub left_alone: LeftAlone,
     /// A userfaultfd for `signal` mode, opened also in the descriptor table of the program's threads.
     uffd: core::cell::Cell<Option<Uffd>>,
     engine: AtomicPtr<Engine>,
@@ -130,6 +130,15 @@ pub struct Start {
 // change.
 unsafe impl Sync for Start {}
 
+/// Mappings of a process that was dormant. None of their memory is managed.
+#[derive(Clone, Copy)]
+pub struct LeftAlone {
+    /// The mapping that held the control block when the library was loaded.
+    pub block: Option<PageRange>,
+    /// The mapping that was made last for a stack. Perhaps a thread begins there just now.
+    pub stack: Option<PageRange>,
+}
+
 impl Start {
     /// Returns a request that no keeper has answered.
     pub const fn new(
@@ -138,7 +147,7 @@ impl Start {
         parent: Option<&'static Engine>,
         is_late: bool,
         is_told_elsewhere: bool,
-        block_pages: Option<PageRange>,
+        left_alone: LeftAlone,
     ) -> Start {
         Start {
             session_path,
@@ -146,7 +155,7 @@ impl Start {
             parent,
             is_late,
             is_told_elsewhere,
-            block_pages,
+            left_alone,
             uffd: core::cell::Cell::new(None),
             engine: AtomicPtr::new(core::ptr::null_mut()),
             failure: core::cell::Cell::new(None),
@@ -862,7 +871,7 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
         let block = PageIndex::of_address(request.thread_block);
         // The kernel may have joined the control block's mapping with memory of the program since the library
         // was loaded.
-        let is_known = request.block_pages.is_some_and(|pages| pages.contains(block));
+        let is_known = request.left_alone.block.is_some_and(|pages| pages.contains(block));
         let holds_thread = mapping.pages.contains(block) && !is_known
             || stacks.known().any(|pointer| mapping.pages.contains(PageIndex::of_address(pointer)));
         let has_place = mapping.pages.end <= changes::EVERYTHING.end;
@@ -887,7 +896,7 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
     memory::for_each_early_reservation(|range| {
         let _ = ranges.remove(range);
     });
-    if let Some(range) = request.block_pages {
+    for range in [request.left_alone.block, request.left_alone.stack].into_iter().flatten() {
         let _ = ranges.remove(range);
     }
     // The variables of the engine and of libc stay out. The kernel may have joined them with what follows to

@@ -797,34 +797,55 @@ const fn process_madvise(arguments: Arguments) -> Option<isize> {
     }
 }
 
-/// Returns the bytes that a segment of shared memory takes once it is attached; otherwise the kernel's word
-/// for the failure. The segment is attached for a moment, because a filter of the program's may forbid
-/// shmctl. Under the exclusive map lock: otherwise another thread could map memory in this place.
-fn segment_bytes(segment: usize, _: &Exclusive<'_>) -> Result<usize, isize> {
+/// Attaches a segment of shared memory anywhere, because a filter of the program's may forbid shmctl. Returns
+/// the pages that the segment takes; otherwise the kernel's word for the failure.
+fn attach_anywhere(segment: usize, _: &Exclusive<'_>) -> Result<PageRange, isize> {
     let word = pass_on(number::SHMAT, [segment, 0, SHM_RDONLY, 0, 0, 0]);
     let at = sys::check(word).map_err(|_| word)?;
-    let mut found = Err(ENOMEM);
+    let mut found = None;
     let _ = proc::for_each_mapping(|mapping| {
         if mapping.pages.start.address() == at {
-            found = Ok(mapping.pages.bytes());
+            found = Some(mapping.pages);
         }
     });
-    pass_on(number::SHMDT, [at, 0, 0, 0, 0, 0]);
-    found
+    found.ok_or_else(|| {
+        detach(at);
+        ENOMEM
+    })
+}
+
+fn detach(address: usize) {
+    pass_on(number::SHMDT, [address, 0, 0, 0, 0, 0]);
 }
 
 /// `shmat(segment, address, flags)` with SHM_REMAP: puts a segment of shared memory in the place of what is
 /// there. Fails with ENOMEM if the segment's size can't be found.
 fn attach_over(engine: &Engine, arguments: Arguments) -> isize {
     let [segment, address, ..] = arguments;
-    let bytes = match segment_bytes(segment, &engine.map.exclusive()) {
-        Ok(bytes) => bytes,
+    let elsewhere = match attach_anywhere(segment, &engine.map.exclusive()) {
+        Ok(elsewhere) => elsewhere,
         Err(word) => return word,
     };
     // With SHM_RND the address is rounded down. Otherwise the kernel refuses one that isn't aligned.
-    let Some(range) = pages_of(address & !(PAGE_BYTES - 1), bytes) else {
-        return pass_on(number::SHMAT, arguments);
-    };
+    let range = pages_of(address & !(PAGE_BYTES - 1), elsewhere.bytes());
+    // The segment stays attached elsewhere meanwhile: the last process that detaches it may destroy it. But
+    // what is put over that attachment would be detached with it.
+    let is_in_the_way = range.is_some_and(|range| !range.intersection(elsewhere).is_empty());
+    if is_in_the_way {
+        detach(elsewhere.start.address());
+    }
+    let result = range.map_or_else(
+        || pass_on(number::SHMAT, arguments),
+        |range| attach_over_pages(engine, range, arguments),
+    );
+    if !is_in_the_way {
+        detach(elsewhere.start.address());
+    }
+    result
+}
+
+/// Makes shmat, which replaces these pages.
+fn attach_over_pages(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
     let _exclusive = engine.settled([range]);
     let result = pass_on(number::SHMAT, arguments);
     if sys::check(result).is_err() {
@@ -876,6 +897,11 @@ pub fn by_number(engine: &'static Engine, call: usize, arguments: Arguments) -> 
         number::BRK => brk(engine, arguments),
         number::PROCESS_MADVISE => return process_madvise(arguments),
         number::SHMAT if arguments[2] & SHM_REMAP != 0 => attach_over(engine, arguments),
+        number::SHMAT => {
+            // A page's place may be empty for a moment. No segment may get there.
+            let _exclusive = engine.map.exclusive();
+            pass_on(call, arguments)
+        }
         // Sealed memory that is out could not be opened any more, and sealed read-only memory could not be
         // kept from children. So the answer is that of a kernel without mseal.
         number::MSEAL if engine.touches(pages_of(arguments[0], arguments[1])?) => ENOSYS,

@@ -9,7 +9,7 @@
 //! - Does the table have an entry for it?
 
 use super::*;
-use crate::engine::start::{Start, build};
+use crate::engine::start::{LeftAlone, Start, build};
 use crate::session::head::tests::without_areas;
 use crate::session::{Session, UffdSource};
 use farpage_core::cache::Backing;
@@ -123,7 +123,14 @@ fn engine() -> Option<&'static Engine> {
         let path = format!("/proc/self/fd/{}", session.as_raw_fd());
         let mut place = [0; crate::session::PATH_BYTES];
         place[..path.len()].copy_from_slice(path.as_bytes());
-        let start = &*Box::leak(Box::new(Start::new(place, 0, None, false, false, None)));
+        let start = &*Box::leak(Box::new(Start::new(
+            place,
+            0,
+            None,
+            false,
+            false,
+            LeftAlone { block: None, stack: None },
+        )));
         let engine = build(start).expect("an engine");
         engine.active.store(1, Ordering::Release);
         std::thread::spawn(|| engine.registrar.serve(engine));
