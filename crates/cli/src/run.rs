@@ -28,6 +28,7 @@ use crate::text::numbers::iec;
 use crate::text::say;
 use crate::text::tips;
 use farpage_os::seccomp;
+use farpage_runtime::session::first::First;
 use farpage_runtime::session::{SESSION_ENV, Settings};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -161,14 +162,7 @@ fn run_beside(
     };
     let pid = starting.program;
     outside::is_beside(pid);
-    let first = &run.shared.session().first;
-    first.pid.store(pid, Ordering::Relaxed);
-    // The process between the two was as large as this process.
-    for (peak, before) in first.peaks_before.iter().zip([before[0], before[0].max(before[1])]) {
-        peak.store(before + BEFORE_EXEC_BYTES, Ordering::Relaxed);
-    }
-    let status = fs::read("/proc/thread-self/status").unwrap_or_default();
-    first.filters.store(seccomp::filters_of(&status).unwrap_or(u32::MAX), Ordering::Relaxed);
+    note_first(&run.shared.session().first, pid, before);
     // Without this, numbers of a former run would be taken for this run's.
     stats.iter().filter(|file| standard_output(file).is_none()).for_each(|file| _ = file.set_len(0));
     if !starting.ready(&run.shared.path()) {
@@ -196,6 +190,18 @@ fn run_beside(
     }
     run.close();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Notes the program's process, beside which this process is the supervisor. `before` is as for
+/// [`run_beside`].
+fn note_first(first: &First, pid: u32, before: [u64; 2]) {
+    first.pid.store(pid, Ordering::Relaxed);
+    // The process between the two was as large as this process.
+    for (peak, before) in first.peaks_before.iter().zip([before[0], before[0].max(before[1])]) {
+        peak.store(before + BEFORE_EXEC_BYTES, Ordering::Relaxed);
+    }
+    let status = fs::read("/proc/thread-self/status").unwrap_or_default();
+    first.filters.store(seccomp::filters_of(&status).unwrap_or(u32::MAX), Ordering::Relaxed);
 }
 
 /// A run, as its supervisor holds it.

@@ -828,8 +828,8 @@ fn run_over_its_budget_ends_with_our_status() {
     assert!(outcome.stderr.contains("above its budget"), "{}", outcome.stderr);
 }
 
-/// Some programs write over their variables to show a title (postgres, redis). `show` said that such a program
-/// doesn't run under Farpage.
+/// Some programs write over their variables to show a title (postgres, redis). `show` said that such a
+/// program doesn't run under Farpage.
 #[test]
 fn show_finds_the_run_of_a_program_that_has_written_over_its_variables() {
     if !able("python3") {

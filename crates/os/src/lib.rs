@@ -41,6 +41,4 @@ pub mod thread;
 pub mod uffd;
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-compile_error!(
-    "Farpage runs on x86-64 Linux only, so far: see ARCHITECTURE.md, \"What is machine-dependent\""
-);
+compile_error!("Farpage runs on x86-64 Linux only, so far: see docs/internals/machine.md");

@@ -216,8 +216,8 @@ fn is_readable(path: &CStr) -> bool {
 }
 
 /// Whether the page lies in a mapping whose pages may be evicted, and the kernel doesn't wait for them, so
-/// that only a touch brings the page in. If the mapping may not be read, the touch ends the program, where the
-/// kernel would have answered EFAULT. No environment lies in unreadable memory.
+/// that only a touch brings the page in. If the mapping may not be read, the touch ends the program, where
+/// the kernel would have answered EFAULT. No environment lies in unreadable memory.
 fn may_be_out(page: usize) -> bool {
     let mut byte = 0_u8;
     let arguments = [page * PAGE_BYTES, PAGE_BYTES, &raw mut byte as usize, 0, 0, 0];

@@ -286,8 +286,8 @@ impl Process {
         }
     }
 
-    /// Returns the kernel's status of the process. A first thread that has ended has no memory any more, and then
-    /// another thread tells.
+    /// Returns the kernel's status of the process. A first thread that has ended has no memory any more, and
+    /// then another thread tells.
     fn status(&self) -> String {
         let read = |place: PathBuf| fs::read_to_string(place.join("status")).unwrap_or_default();
         let has_memory = |status: &String| status.contains("\nRssAnon:");

@@ -486,8 +486,8 @@ pub fn stack_in_use(stack_pointer: usize) -> Option<StackInUse> {
     to_be_taken_away(|stack| stack.is_in_use(stack_pointer))
 }
 
-/// Returns the alternate stack of a fork's child, whose engine arms the caller before the child has its memory.
-/// A page of that stack may be out. What a handler wrote there would be lost when the page comes in.
+/// Returns the alternate stack of a fork's child, whose engine arms the caller before the child has its
+/// memory. A page of that stack may be out. What a handler wrote there would be lost when the page comes in.
 pub fn stack_of_child() -> Option<StackInUse> {
     to_be_taken_away(|_| true)
 }

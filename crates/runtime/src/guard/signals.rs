@@ -248,8 +248,8 @@ pub fn is_ending_calls(blocked: u64) -> bool {
     waiting(!blocked & !open()).any(|action| action.is_handler() && !action.restarts())
 }
 
-/// Returns whether any handler of the program's would block this signal while it runs. The mask stays when the
-/// kernel has reset the handler (SA_RESETHAND).
+/// Returns whether any handler of the program's would block this signal while it runs. The mask stays when
+/// the kernel has reset the handler (SA_RESETHAND).
 pub fn is_blocked_in_a_handler(signal: u32) -> bool {
     let others = (1..=SIGNALS).filter(|other| *other != signal).filter_map(|other| action_of(other).ok());
     others.filter(|action| !action.is_of_ours()).any(|action| action.mask & bit(signal) != 0)

@@ -82,8 +82,8 @@ fn open_to(flags: OFlags, path: &[u8]) -> Result<OwnedFd, Errno> {
     let flags = flags | OFlags::CLOEXEC;
     let open = |more| rustix::fs::open(path, flags | more, Mode::empty());
     let direct = open(OFlags::DIRECT).ok().filter(|fd| !is_buffered(fd.as_fd()));
-    // Where the page cache is in between, a write is over only once the disk has the bytes. Otherwise an error
-    // of the disk would be known when the page's frame is used for another page.
+    // Where the page cache is in between, a write is over only once the disk has the bytes. Otherwise an
+    // error of the disk would be known when the page's frame is used for another page.
     direct.map_or_else(|| open(OFlags::DSYNC), Ok).map_err(|error| Errno(error.raw_os_error()))
 }
 

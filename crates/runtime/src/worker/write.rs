@@ -122,8 +122,8 @@ impl Worker {
         }
     }
 
-    /// Collects at least one write, if any is in flight. One area may never answer, such as a file on a server
-    /// that is gone. So with writes in several areas the thread looks again and again.
+    /// Collects at least one write, if any is in flight. One area may never answer, such as a file on a
+    /// server that is gone. So with writes in several areas the thread looks again and again.
     fn wait_for_a_write(&mut self, wait: Wait) {
         let is_busy = |area: &u8| self.back_ends.get(AreaId(*area)).is_some_and(|it| it.in_flight() > 0);
         if (0..AREAS_MAX as u8).filter(is_busy).count() <= 1 {

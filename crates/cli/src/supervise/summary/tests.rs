@@ -169,34 +169,54 @@ fn run_that_failed_within_its_budget_keeps_its_headline() {
     }
 }
 
-/// A kill by SIGKILL must not stand beside "stayed within its budget".
-#[test]
-fn kill_for_memory_is_told_with_the_limit_and_a_budget_that_fits() {
+/// Returns the summary after these kills, the last of them `seconds` before the end.
+fn after_kills(
+    seconds: u64,
+    exit: ChildState,
+    (group, machine): (u64, Option<u64>),
+    victims: &[(u32, &str)],
+) -> Vec<String> {
     use crate::host::budget::Limit;
     use crate::host::oom::{Kills, Report};
-    let (limit, file) = ("cgroup v2 memory.max", "/sys/fs/cgroup/a/memory.max");
     let limit = Limit {
-        source: limit,
-        file: file.into(),
+        source: "cgroup v2 memory.max",
+        file: "/sys/fs/cgroup/a/memory.max".into(),
         bytes: 64 << 20,
         held_bytes: 4 << 20,
         runs_bytes: 0,
         runs_bytes_max: 0,
     };
-    let lines_after = |seconds, exit, group, machine, victims: &[(u32, &str)]| {
-        let victims = victims.iter().map(|(pid, command)| (*pid, (*command).to_owned())).collect();
-        let last_kill = (group > 0 || machine > Some(0)).then(|| Duration::from_secs(seconds));
-        let oom = Report { kills: Kills { group, machine }, last_kill, victims };
-        let shared = two_programs();
-        shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, 0));
-        with(&shared, exit, |run| {
-            let budget = Budget { limit: Some((limit.clone(), 54 << 20)), ..run.budget.clone() };
-            let run = Run { oom: &oom, budget: &budget, ..*run };
-            assert_eq!(json(&run)["oom_kills"]["cgroup"], group);
-            text(&run)
-        })
-    };
-    let lines = |exit, group, machine, victims: &[_]| lines_after(0, exit, group, machine, victims);
+    let victims = victims.iter().map(|(pid, command)| (*pid, (*command).to_owned())).collect();
+    let last_kill = (group > 0 || machine > Some(0)).then(|| Duration::from_secs(seconds));
+    let oom = Report { kills: Kills { group, machine }, last_kill, victims };
+    let shared = two_programs();
+    shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, 0));
+    with(&shared, exit, |run| {
+        let budget = Budget { limit: Some((limit.clone(), 54 << 20)), ..run.budget.clone() };
+        let run = Run { oom: &oom, budget: &budget, ..*run };
+        assert_eq!(json(&run)["oom_kills"]["cgroup"], group);
+        text(&run)
+    })
+}
+
+/// An hour before its end the kernel had ended another process. Then Slurm ended the program, and the kernel
+/// was blamed.
+#[test]
+fn kill_long_before_the_end_is_not_blamed_for_it() {
+    let killed = ChildState::Killed(9);
+    let sent = "it was sent SIGKILL; the kernel counted no kill for memory then";
+    let told = after_kills(3600, killed, (1, Some(1)), &[(7, "grow")]);
+    let before = "; before, the kernel's out-of-memory killer ended a process in its cgroup; of the run ended at that time grow";
+    assert!(told.iter().any(|line| line.contains(&format!("{sent}{before}"))), "{told:#?}");
+    let told = after_kills(3600, killed, (0, Some(1)), &[]);
+    assert!(told.iter().any(|line| line.ends_with(sent)), "{told:#?}");
+    assert!(told.iter().any(|line| line.contains("none that is known to be of the run")), "{told:#?}");
+}
+
+/// A kill by SIGKILL must not stand beside "stayed within its budget".
+#[test]
+fn kill_for_memory_is_told_with_the_limit_and_a_budget_that_fits() {
+    let lines = |exit, group, machine, victims: &[_]| after_kills(0, exit, (group, machine), victims);
     let (killed, ended) = (ChildState::Killed(9), ChildState::Exited(0));
     let fit = "; the tightest limit is 64 MiB in /sys/fs/cgroup/a/memory.max (cgroup v2 memory.max), of which 4 MiB were in use \
                before: use --ram 54M or less";
@@ -237,14 +257,6 @@ fn kill_for_memory_is_told_with_the_limit_and_a_budget_that_fits() {
         assert!(told[0].contains("not seen above") && told[2] == start, "{told:#?}");
     }
     assert!(lines(killed, 0, Some(0), &[])[3].contains("it was sent SIGKILL; the kernel counted no kill"));
-    // An hour before, the kernel had ended another process. Now Slurm ended the program.
-    let sent = "it was sent SIGKILL; the kernel counted no kill for memory then";
-    let told = lines_after(3600, killed, 1, Some(1), &[(7, "grow")]);
-    let before = "; before, the kernel's out-of-memory killer ended a process in its cgroup; of the run ended at that time grow";
-    assert!(told.iter().any(|line| line.contains(&format!("{sent}{before}"))), "{told:#?}");
-    let told = lines_after(3600, killed, 0, Some(1), &[]);
-    assert!(told.iter().any(|line| line.ends_with(sent)), "{told:#?}");
-    assert!(told.iter().any(|line| line.contains("none that is known to be of the run")), "{told:#?}");
     assert!(!lines(killed, 0, None, &[]).iter().any(|line| line.contains("problem")));
     assert!(!lines(ended, 0, Some(0), &[]).iter().any(|line| line.contains("problem")));
 }
