@@ -61,7 +61,7 @@ table! {
         FaultFirst = "fault_first", "faults";
         /// Pages of zeros that came along with a neighbour's first touch.
         ZeroAhead = "zero_ahead", "pages";
-        /// Faults on pages still parked uncompressed (minor faults).
+        /// Faults on pages still uncompressed in a frame: parked, or being written (minor faults).
         FaultParked = "fault_parked", "faults";
         /// Faults served from the pool, or from a repeated word (zeros too).
         FaultPool = "fault_pool", "faults";
@@ -126,7 +126,7 @@ table! {
         OverBudget = "over_budget", "times";
         /// Forks refused with EAGAIN or ENOMEM because pages were evicted.
         ForkRefused = "fork_refused", "calls";
-        /// Mappings registered with userfaultfd.
+        /// Ranges of memory that Farpage took over.
         Registered = "registered", "calls";
         /// Changes of managed mappings by the program (munmap, mremap, madvise, ...).
         MapChanges = "map_changes", "calls";
@@ -139,7 +139,7 @@ table! {
     Gauge {
         /// Managed pages in the program's memory.
         Resident = "resident", "pages";
-        /// Pages that are out: parked, same-filled, in the pool or on an area.
+        /// Pages that are out: parked, being written, same-filled, in the pool, on an area, or with a parent.
         Evicted = "evicted", "pages";
         /// Pages in the compressed pool, pages in memory that kept their object included.
         Stored = "stored_pages", "pages";
@@ -172,9 +172,9 @@ table! {
     Latency {
         /// First touch.
         First = "first", "ns";
-        /// From the swap cache.
+        /// From the frame in which the page was parked.
         Parked = "parked", "ns";
-        /// From the pool, or a repeated word (zeros too).
+        /// From the pool, from a repeated word (zeros too), or from a frame that is being written.
         Pool = "pool", "ns";
         /// From an area.
         Area = "area", "ns";

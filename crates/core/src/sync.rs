@@ -21,9 +21,10 @@
 //! | 9 | `table::Leaf` | which places for lines of entries are given out |
 //! | 10 | queues of faults and of windows, counts of slots, dispositions of signals | themselves: nothing is taken under them |
 //!
-//! Take ranks in rising order only. A lock of rank 3 to 10 is held for a bounded number of instructions. No
-//! such lock is held across a system call, or while program memory is touched. The simulator checks both for
-//! the core's locks ([`Witness`]). docs/internals/locks.md has the exceptions, and the locks without a rank.
+//! Take ranks in rising order only. One exception: a thread that holds page locks may take the map lock
+//! shared. A lock of rank 3 to 10 is held for a bounded number of instructions. No such lock is held across a
+//! system call, or while program memory is touched. The simulator checks both for the core's locks
+//! ([`Witness`]). docs/internals/locks.md has the exceptions, and the locks without a rank.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -67,7 +68,8 @@ fn parker() -> Option<&'static Parker> {
 /// The ranks of the engine's locks, outermost first: ten times the rank of the table above. Locks of one rank
 /// that nest have numbers one after the other.
 pub mod rank {
-    /// A change of credentials. Engine threads answer while it is held, so no thread holds another lock.
+    /// A change of credentials, or a new filter. The thread that takes this lock holds no other lock. Engine
+    /// threads answer in a signal's handler, and may hold any lock meanwhile.
     pub const CREDENTIALS: u8 = 0;
     /// The clock's hand.
     pub const CLOCK: u8 = 30;

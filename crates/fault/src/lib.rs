@@ -85,8 +85,8 @@ pub trait Pages: Sync {
     /// The frames belong to the caller. The caller has locked the pages, and serves threads that touch them.
     unsafe fn take(&self, pages: &mut [Outgoing]);
 
-    /// Does the same as [`Pages::take`] in a thread of the program. The thread's table has no descriptor of
-    /// the engine but the userfaultfd. Returns false, with nothing done, where the userfaultfd isn't enough.
+    /// Does the same as [`Pages::take`] in a thread of the program. Of the descriptors that taking needs, the
+    /// thread's table has only the userfaultfd. Returns false, with nothing done, where that isn't enough.
     ///
     /// # Safety
     /// As for [`Pages::take`].

@@ -2,11 +2,12 @@
 //!
 //! This mode needs no privilege. The kernel doesn't put the thread to sleep, but calls a handler of the
 //! engine. The handler serves the fault itself if it can (`runtime/src/guard/direct.rs`). Otherwise it *hands
-//! the fault over* to an engine thread and sleeps until the page is settled. Then the handler returns, and
-//! the access is tried again.
+//! the fault over* to an engine thread and sleeps until that thread has dealt with the page. Then the handler
+//! returns, and the access is tried again.
 //!
-//! The thread that settles a page wakes the threads that sleep for it. userfaultfd wakes only threads that it
-//! has put to sleep itself. [`Woken`] wakes the threads of this mode, for every way of getting pages in.
+//! The thread that installs a page wakes the threads that sleep for the page, before it settles the page. A
+//! userfaultfd wakes only threads that it has put to sleep itself. [`Woken`] wakes the threads of this mode,
+//! for every way of getting pages in.
 // UNSAFETY: the file passes on calls that change the program's memory, with its callers' promises.
 
 use crate::thread::FAULTS_MAX;

@@ -251,7 +251,7 @@ impl<'m> Areas<'m> {
     }
 
     /// Takes up to `max` slots and calls `each` with every run of neighbouring slots. Returns how many slots
-    /// were taken.
+    /// were taken. Under the shared map lock, because no slot may be taken during [`Areas::bequeath`].
     ///
     /// The slots come from the first area that has free ones, in the order of `node`, the node of the
     /// caller's CPU. Where the extents are known, a run is also contiguous on the device. `cpu` is the

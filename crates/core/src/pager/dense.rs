@@ -27,8 +27,8 @@ pub enum Densified {
 
 impl Pager<'_> {
     /// Makes one object of the pool shorter: the oldest of those that weren't looked at yet. With `is_old`,
-    /// does so only if the object has been in the pool for two [turns](crate::zswap::pool::Pool::turn). Under
-    /// the shared map lock.
+    /// does so only if two [turns](crate::zswap::pool::Pool::turn) have begun since the object was stored.
+    /// Under the shared map lock.
     pub fn densify(&self, is_old: bool, scratch: &mut Scratch) -> Densified {
         if !self.config.codec.densifies() {
             return Densified::Nothing;

@@ -1,15 +1,16 @@
 //! The pager: the only place that moves a page from one state to another.
 //!
-//! The pager decides and keeps the books. The pager never waits, never touches program memory, and never
-//! makes a system call. Each move has two halves. The first half locks the page's entry and hands out what
-//! the move needs: a [`Ticket`], a [`Batch`] or a [`WriteBatch`]. The driver does the work. The second half,
-//! a settle, ends the move.
+//! The pager decides and keeps the books. The pager never waits, and never touches program memory. The pager
+//! makes no system call itself: a settle wakes threads by the driver's [`Wake`]. Each move has two halves.
+//! The first half locks the page's entry and hands out what the move needs: a [`Ticket`], a [`Batch`] or a
+//! [`WriteBatch`]. The driver does the work. The second half, a settle, ends the move.
 //!
 //! Invariants, for pages in registered ranges, whenever a page isn't locked:
 //! 1. `Resident` if and only if the page is in the program's memory.
-//! 2. Each frame, each pool object and each part of a slot in use belongs to exactly one owner. The owner is
-//!    the page that names it, a write whose page went elsewhere meanwhile, or a ticket. Frames may also
-//!    belong to packs on their way, and slots to generations of a fork's children.
+//! 2. Each frame in use, each pool object and each reference to a slot belongs to exactly one owner. The
+//!    owner is a page whose entry names it, or a write under way. Frames may also belong to tickets, batches,
+//!    and packs on their way. References may also belong to generations of a fork's children. Slots that were
+//!    given up belong to nobody, and are never used again.
 //! 3. A resident page that still owns a slot or an object may have been written since. The page is compared
 //!    with its copy when the page is evicted.
 //!

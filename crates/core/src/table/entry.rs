@@ -54,7 +54,7 @@ pub enum State {
     Pooled(ObjectHandle),
     /// Evicted, in a slot of an area, or in a part of one.
     OnArea(SlotPart),
-    /// Gone: the slot that held the page could not be read.
+    /// Gone: the page's slot could not be read, or its object in the pool was damaged.
     Lost(SlotIndex),
     /// Evicted before the fork that made this process, so the bytes are where the parent had put them. The
     /// payload is the page's index at the fork.

@@ -50,9 +50,9 @@ impl Direct {
         Direct { servers, descriptors: Descriptors::new() }
     }
 
-    /// Returns whether more than first touches can be served here, as far as the engine allows. With
-    /// `--install move` they can't. Only the pagemap tells whether a page has left its frame, and threads of
-    /// the program haven't got the pagemap's descriptor.
+    /// Returns whether threads of the program get the userfaultfd and the areas' files, to serve faults with.
+    /// With `--install move` they don't. Only the pagemap tells whether a page has left its frame, and
+    /// threads of the program haven't got the pagemap's descriptor.
     pub fn is_possible(engine: &Engine) -> bool {
         engine.uffd.is_some()
             && !engine.mode().calls_can_wait()

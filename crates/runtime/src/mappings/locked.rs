@@ -1,8 +1,10 @@
 //! Memory locks of the program (mlock, mlock2, munlock, mlockall, munlockall), and memory that must stay
 //! resident for other reasons.
 //!
-//! [`changes`](crate::mappings::changes) calls these functions, and what its head says of its own functions
-//! applies to them. Locked pages come in through faults, while the calling thread holds no lock.
+//! [`changes`](crate::mappings::changes) calls these functions, on a stack of Farpage's and with signals
+//! blocked. Marks change under the exclusive map lock. The mlock that fills pages may wait for a fault, so it
+//! is made with no lock held. Calls of munlock, mlockall and munlockall are made with no lock held, too.
+//! Locked pages come in through faults.
 
 use crate::engine::Engine;
 use crate::mappings::changes::{Arguments, EVERYTHING, HOLE, pages_of, pass_on};

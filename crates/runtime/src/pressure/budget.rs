@@ -2,8 +2,8 @@
 //!
 //! The promise is one that the user can check: `Pss_Anon` in smaps_rollup, summed over the tree, stays below
 //! the budget. This process's part of the budget is its limit ([`share`](crate::pressure::share)). Managed
-//! resident pages, frames and the pool are known to the page. The rest is memory that isn't managed, and our
-//! own tables. The rest is measured now and then, as the difference to what the kernel says.
+//! resident pages, frames and the pool are counted exactly, page by page. The rest is memory that isn't
+//! managed, and our own tables. The rest is measured now and then, as the difference to what the kernel says.
 //!
 //! Pages of zeros blur that difference. Pages of zeros count as resident, and take memory when they are
 //! written, often without a fault that the engine sees. So when the rest seems to shrink, the part of the
@@ -185,8 +185,8 @@ impl Budget {
         self.limit_bytes().saturating_sub(gaps * self.gap_bytes.load(Ordering::Relaxed))
     }
 
-    /// The mark at which mappings are registered and eviction begins. Uses the largest gap, because the rate
-    /// at which pages come in isn't known until then.
+    /// The mark at which mappings are registered. Uses the largest gap, because the rate at which pages come
+    /// in isn't known until then.
     pub fn activate_at(&self) -> u64 {
         self.limit_bytes().saturating_sub(3 * self.gap_bytes_max.load(Ordering::Relaxed))
     }

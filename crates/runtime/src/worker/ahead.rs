@@ -271,8 +271,8 @@ impl Worker {
         let advice = self.engine.pager.plan_ahead(ticket);
         let Some(plan) = advice.plan else {
             let late = advice.late?;
-            // Where pages can't be moved, bytes are written through a file. A thread of the program hasn't
-            // got that file in its table.
+            // In `segv` mode bytes are written through a file. A thread of the program hasn't got that file
+            // in its table.
             let may_install = !self.engine.mode().installs_by_file() && late.count > 0;
             return match here {
                 true => may_install.then_some(Plan::CatchUp(late)),

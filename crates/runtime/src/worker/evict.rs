@@ -1,5 +1,6 @@
-//! Evictions: pages leave the program into frames. A thread that needs memory evicts a batch itself (direct
-//! reclaim). The keeper evicts in the background. `place.rs` says where the pages go from their frames.
+//! Evictions: pages leave the program into frames. The keeper evicts in the background. Handler threads evict
+//! at the limit (direct reclaim), readahead threads to make memory for a batch. Threads of the program evict
+//! after they were served. `place.rs` says where the pages go from their frames.
 // UNSAFETY: pages are taken away from the program.
 
 use super::{Progress, Worker};

@@ -169,7 +169,7 @@ impl Worker {
 
     /// Serves one fault in the thread of the program that ran into it, if this thread's descriptors are
     /// enough. No memory is freed for the fault here. Afterwards the thread may take out a few pages
-    /// ([`evictor`](crate::pressure::evictor)). Without a userfaultfd, only first touches are served here.
+    /// ([`evictor`](crate::pressure::evictor)). Without a userfaultfd only pages of zeros are served here.
     pub fn serve_inline(&mut self, fault: Fault) -> Inline {
         let started = now_ns();
         let pager = self.engine.pager;

@@ -236,8 +236,8 @@ impl<'m> Pool<'m> {
         state.objects.set_dense(number);
     }
 
-    /// Returns the object to make denser next: the oldest that may become shorter. With `is_old`, returns
-    /// only an object that has been here for two [turns](Pool::turn). The object may be gone, as with
+    /// Returns the object to make denser next: the oldest that may become shorter. With `is_old`, returns the
+    /// object only if two [turns](Pool::turn) have begun since it was stored. The object may be gone, as with
     /// [`Pool::first_to_go`].
     pub fn first_to_densify(&self, is_old: bool) -> Option<(ObjectHandle, PageIndex)> {
         let state = self.state.lock();

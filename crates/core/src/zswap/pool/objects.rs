@@ -218,7 +218,8 @@ impl<'m> Objects<'m> {
         self.first_of(Kind::Kept)
     }
 
-    /// Returns the oldest object that may become shorter; with `is_old`, only if it was there two turns ago.
+    /// Returns the oldest object that may become shorter; with `is_old`, only if two turns have begun since
+    /// it was stored.
     pub fn first_to_densify(&self, is_old: bool) -> Option<ObjectHandle> {
         self.first_of(Kind::Compressed).filter(|_| !is_old || self.turns[1] != 0)
     }
