@@ -108,12 +108,15 @@ impl Limit {
 /// Returns every limit that applies, tightest first.
 pub fn limits(roots: &Roots) -> Vec<Limit> {
     let mut found = Vec::new();
-    for Group { version, mount, inside } in groups(roots) {
+    for group in groups(roots) {
+        let Group { version, mount, inside } = &group;
         for (name, source) in version.limits() {
             for directory in inside.ancestors().map(|inside| mount.join(inside)) {
-                found.extend(limit(version, &directory, name, source));
+                found.extend(limit(*version, &directory, name, source));
             }
         }
+        let unseen = limit_unseen(&group);
+        found.extend(unseen.filter(|unseen| found.iter().all(|seen| unseen.bytes < seen.bytes)));
     }
     found.extend(available(roots));
     found.sort_by_key(|limit| limit.bytes);
@@ -232,13 +235,39 @@ fn groups_of(roots: &Roots, process: &str) -> Vec<Group> {
 /// Reads a limit of the group at `directory`, if the group has it.
 fn limit(version: Version, directory: &Path, name: &str, source: &'static str) -> Option<Limit> {
     let file = directory.join(name);
-    // "max" isn't a number. Version 1 says "no limit" with the largest multiple of a page.
-    let number = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-    let bytes = number(&file).filter(|bytes| *bytes < 1 << 62)?;
+    let bytes = number(&file).filter(|bytes| *bytes < NO_LIMIT_BYTES)?;
+    let held_bytes = held(version, directory);
+    Some(Limit { source, file, bytes, held_bytes, runs_bytes: 0, runs_bytes_max: held_bytes })
+}
+
+/// Limits from here on are none: version 1 says "no limit" with the largest multiple of a page.
+const NO_LIMIT_BYTES: u64 = 1 << 62;
+
+/// Returns the tightest limit of a group and of all groups around it. A container doesn't see the groups
+/// around its own, and version 1 tells their limit. What other groups hold below that limit isn't known.
+fn limit_unseen(group: &Group) -> Option<Limit> {
+    if group.version != Version::One {
+        return None;
+    }
+    let directory = group.directory()?;
+    let file = directory.join("memory.stat");
+    let bytes = row_of(&fs::read_to_string(&file).ok()?, "hierarchical_memory_limit")?;
+    let held_bytes = held(group.version, &directory);
+    let source = "cgroup v1 hierarchical_memory_limit";
+    let limit = Limit { source, file, bytes, held_bytes, runs_bytes: 0, runs_bytes_max: held_bytes };
+    (bytes < NO_LIMIT_BYTES).then_some(limit)
+}
+
+/// Returns the bytes that a group has and that the kernel doesn't give up before it kills.
+fn held(version: Version, directory: &Path) -> u64 {
     let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
     let reclaimable = version.reclaimable().iter().filter_map(|row| row_of(&stat, row)).sum();
-    let held_bytes = number(&directory.join(version.usage())).unwrap_or(0).saturating_sub(reclaimable);
-    Some(Limit { source, file, bytes, held_bytes, runs_bytes: 0, runs_bytes_max: held_bytes })
+    number(&directory.join(version.usage())).unwrap_or(0).saturating_sub(reclaimable)
+}
+
+/// Returns the number in a file; none if there is another word, such as "max".
+fn number(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
 /// Returns the number behind a name in one of the kernel's lists.
@@ -408,6 +437,23 @@ mod tests {
             ("cgroup/outer/inner/memory.max", "max\n"),
         ]);
         assert_eq!(machine.tightest(), Some(("cgroup v2 memory.max", 1 << 30)));
+    }
+
+    /// A container doesn't see the group around its own: that of its task (ECS), or of `--cgroup-parent`.
+    #[test]
+    fn cgroup_v1_limit_of_a_group_out_of_sight_counts() {
+        let machine = |own| {
+            Machine::new(&[
+                PLENTY,
+                ("proc/self/cgroup", "4:memory:/docker/0123\n"),
+                ("cgroup/memory/memory.limit_in_bytes", own),
+                ("cgroup/memory/memory.stat", "cache 0\nhierarchical_memory_limit 536870912\n"),
+            ])
+        };
+        let none = "9223372036854771712\n";
+        assert_eq!(machine(none).tightest(), Some(("cgroup v1 hierarchical_memory_limit", 1 << 29)));
+        let own = machine("536870912\n");
+        assert_eq!(own.tightest(), Some(("cgroup v1 memory.limit_in_bytes", 1 << 29)), "it is in sight");
     }
 
     #[test]
