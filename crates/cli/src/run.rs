@@ -32,7 +32,7 @@ use farpage_runtime::session::first::First;
 use farpage_runtime::session::{SESSION_ENV, Settings};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -217,6 +217,7 @@ impl<'o> Supervised<'o> {
     /// Makes the session, before the program starts.
     fn new(options: &'o RunOptions, mut plan: Plan) -> Result<Supervised<'o>, Failure> {
         let shared = Shared::new(plan.settings, &plan.areas)?;
+        outside::session_is(&shared);
         let notes = plan.areas.iter_mut().filter_map(|area| area.prepare().err());
         notes.filter(|_| !options.settings.quiet).for_each(|note| say::line(&note));
         sys::be_inspectable();
@@ -614,7 +615,7 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, end: End, stats: O
             // A pipe can't be cut. Text for a pipe begins at its end anyway.
             let _ = file.set_len(0);
         }
-        if let Err(error) = file.write_all(say::json(&summary::json(&run)).as_bytes()) {
+        if let Err(error) = say::write_all(&mut file, &say::json(&summary::json(&run))) {
             let name = options.settings.stats.as_deref().unwrap_or(Path::new("?")).display();
             say::line(&format!(
                 "the statistics could not be written to {name}: {error}; free some room, or name another file: --stats FILE"

@@ -19,6 +19,8 @@ const KILLS: &str = "oom_kill";
 /// Looks after the kill count rises in which a process that disappears counts as a victim. On a busy machine
 /// a process takes most of a second to end.
 const LOOKS: u32 = 10;
+/// Looks more for each GiB of the largest process, because the kernel frees its pages first.
+const LOOKS_MORE: u64 = 3;
 /// Most victims that are remembered.
 const VICTIMS_MAX: usize = 16;
 
@@ -51,7 +53,9 @@ impl Witness {
     pub fn look(&mut self, members: &BTreeMap<u32, Member>, program: u32) {
         let kills = self.before.kills();
         if kills != self.kills {
-            (self.kills, self.looks, self.rose) = (kills, LOOKS, Some(Instant::now()));
+            let largest = members.values().map(|member| member.anonymous_bytes).max().unwrap_or(0);
+            let looks = LOOKS + (LOOKS_MORE * (largest >> 30)) as u32;
+            (self.kills, self.looks, self.rose) = (kills, looks, Some(Instant::now()));
         }
         // An id may belong to another process later.
         self.seen.retain(|pid| members.contains_key(pid));

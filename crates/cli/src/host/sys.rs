@@ -7,7 +7,7 @@
 mod shared_memory;
 
 pub use shared_memory::{Access, SharedMemory};
-use std::ffi::{CStr, CString, c_int, c_uint, c_ulong};
+use std::ffi::{CStr, CString, c_int, c_short, c_uint, c_ulong};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -514,7 +514,7 @@ fn state_of(pid: u32) -> Option<char> {
 }
 
 /// Returns the fields of /proc/PID/stat behind the process's name.
-fn stat_of(pid: u32) -> Option<String> {
+pub fn stat_of(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is in parentheses, and may contain any character.
     stat.rsplit(") ").next().map(str::to_owned)
@@ -672,7 +672,21 @@ pub fn close_inherited() {
 /// Waits, at most for `timeout`, until one of `files` can be read or its other end is closed. Returns
 /// whether one of them can.
 pub fn wait_for_any<const COUNT: usize>(files: [BorrowedFd<'_>; COUNT], timeout: Duration) -> bool {
-    let mut asked = files.map(|file| libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+    wait_for_events(files, libc::POLLIN, timeout)
+}
+
+/// Waits, at most for `timeout`, until there is room to write to `file`, or nobody reads there any more.
+/// Returns whether that is so.
+pub fn wait_for_room(file: BorrowedFd<'_>, timeout: Duration) -> bool {
+    wait_for_events([file], libc::POLLOUT, timeout)
+}
+
+fn wait_for_events<const COUNT: usize>(
+    files: [BorrowedFd<'_>; COUNT],
+    events: c_short,
+    timeout: Duration,
+) -> bool {
+    let mut asked = files.map(|file| libc::pollfd { fd: file.as_raw_fd(), events, revents: 0 });
     let timeout =
         libc::timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos().into() };
     // SAFETY: the call reads and writes `COUNT` entries of `asked`, and reads `timeout`. A null

@@ -104,10 +104,9 @@ struct Stat {
 impl Stat {
     /// Reads the fields. None if the process is gone, or a zombie.
     fn of(pid: u32) -> Option<Stat> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let fields: Vec<_> = stat.rsplit(") ").next()?.split(' ').collect();
-        let field = |at: usize| fields.get(at)?.parse().ok();
-        (!["Z", "X"].contains(&fields[0])).then_some(Stat { flags: field(6)?, began: field(19)? })
+        let stat = sys::stat_of(pid).filter(|_| !sys::is_gone(pid))?;
+        let field = |at: usize| stat.split(' ').nth(at)?.parse().ok();
+        Some(Stat { flags: field(6)?, began: field(19)? })
     }
 
     /// Whether the process has memory of its own. A child of vfork lives in its parent's memory,

@@ -7,7 +7,7 @@
 use crate::host::sys;
 use crate::program;
 use crate::supervise::descendants::{self, Descendants};
-use crate::supervise::session::{Shared, mapped_session};
+use crate::supervise::session::{Shared, mapped_session, own_session};
 use crate::supervise::totals::Member;
 use crate::text::say;
 use farpage_runtime::session::started::{PATH_BYTES_KEPT, Program};
@@ -18,7 +18,7 @@ use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Looks, ten a second, after which a living program has had the time to join: on a busy machine
@@ -318,6 +318,14 @@ impl Process {
 /// supervisor; 0 otherwise.
 static FIRST: AtomicU32 = AtomicU32::new(0);
 
+/// Inode of this run's session; 0 if there is none yet.
+static SESSION: AtomicU64 = AtomicU64::new(0);
+
+/// Notes the session of this run.
+pub fn session_is(shared: &Shared) {
+    SESSION.store(shared.file().metadata().map_or(0, |found| found.ino()), Ordering::Relaxed);
+}
+
 /// Notes that this supervisor stands beside the program.
 pub fn is_beside(program: u32) {
     FIRST.store(program, Ordering::Relaxed);
@@ -332,8 +340,11 @@ pub fn is_of_run(pid: u32) -> bool {
         variables.split(|byte| *byte == 0).any(|entry| entry.starts_with(session.as_bytes()))
     };
     let has_mapped = || {
-        let mapped = mapped_session(Path::new("/proc"), pid);
-        mapped.is_ok_and(|mapped| mapped.is_some_and(|(maker, _)| maker == std::process::id()))
+        let (proc, own) = (Path::new("/proc"), SESSION.load(Ordering::Relaxed));
+        let mapped = mapped_session(proc, pid).ok().flatten();
+        // Supervisors of the user's other runs have this session mapped, too.
+        mapped.is_some_and(|(_, inode)| inode == own)
+            && own_session(proc, pid).is_ok_and(|found| found.is_none())
     };
     let first = FIRST.load(Ordering::Relaxed);
     let is_root = |above: u32| above != 0 && (above == first || above == std::process::id());

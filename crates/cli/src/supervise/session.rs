@@ -215,12 +215,15 @@ pub fn own_session(proc: &Path, pid: u32) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// Returns the supervisor that made the session which a process has mapped, by its id in its pid namespace,
-/// and the session's inode. Each process of a run has the session mapped, whatever its variables are.
+/// Returns the supervisor that made the session which a process has mapped for writing, by its id in its pid
+/// namespace, and the session's inode. Each process of a run has the session mapped so, whatever its
+/// variables are. `farpage show` only reads.
 pub fn mapped_session(proc: &Path, pid: u32) -> io::Result<Option<(u32, u64)>> {
     let maps = fs::read(proc.join(format!("{pid}/maps")))?;
     let session = |line: &[u8]| {
-        let mut fields = str::from_utf8(line).ok()?.split_ascii_whitespace().skip(4);
+        let mut fields = str::from_utf8(line).ok()?.split_ascii_whitespace().skip(1);
+        fields.next().filter(|access| access.starts_with("rw"))?;
+        let mut fields = fields.skip(2);
         let (inode, name) = (fields.next()?.parse().ok()?, fields.next()?);
         let maker = name.strip_prefix("/memfd:")?.strip_prefix(SESSION_NAME)?.parse().ok()?;
         Some((maker, inode))

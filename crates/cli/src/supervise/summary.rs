@@ -449,9 +449,12 @@ fn victims_count(count: u64) -> String {
 /// Time from a kill's count to the program's end, within which the killer most likely ended the program. On a
 /// busy machine a process takes most of a second to end.
 const KILLED_WITHIN: Duration = Duration::from_secs(2);
+/// What the end of a process takes longer for each GiB, because the kernel frees its pages first.
+const KILLED_WITHIN_MORE: Duration = Duration::from_millis(250);
 
 fn is_killed_for_memory(run: &Run) -> bool {
-    run.exit == ChildState::Killed(SIGKILL) && run.oom.last_kill.is_some_and(|ago| ago <= KILLED_WITHIN)
+    let within = KILLED_WITHIN + KILLED_WITHIN_MORE * (run.resident_peak >> 30) as u32;
+    run.exit == ChildState::Killed(SIGKILL) && run.oom.last_kill.is_some_and(|ago| ago <= within)
 }
 
 /// Returns the kills on the machine that aren't known to have anything to do with the run.

@@ -2,9 +2,12 @@
 //! texts have the prefix only in their first line. The program's output is never touched. A reader
 //! that is gone is no error.
 
+use crate::host::sys;
 use crate::text::failure::Failure;
 use serde_json::Value;
-use std::io::Write;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::time::Duration;
 
 /// Characters of a name that are printed; the rest is cut. A file's name has at most 255 bytes.
 const NAME_CHARS_MAX: usize = 255;
@@ -23,8 +26,7 @@ pub fn plainly(text: &str) {
 /// Prints what the user asked for: help, a table. A disk without free space is an error; a reader that has
 /// gone away (`| head`) is none.
 pub fn to_stdout(text: &str) -> Result<(), Failure> {
-    let mut output = std::io::stdout();
-    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+    match write_all(&mut std::io::stdout().lock(), text) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failure::new(format!("standard output can't be written: {error}"))
                 .fix("free some room where it goes, or send it elsewhere: farpage ... > FILE"))
@@ -69,13 +71,59 @@ pub fn json(value: &Value) -> String {
 
 /// Writes in one write, so that lines of the program don't get in between.
 fn write(text: &str) {
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    let _ = write_all(&mut std::io::stderr(), text);
+}
+
+/// Longest wait for a reader to make room.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Writes all of the text. The program may have made the pipe non-blocking, for itself and for Farpage: then
+/// a full pipe is waited for, for a bounded time.
+pub fn write_all(output: &mut (impl Write + AsFd), text: &str) -> io::Result<()> {
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        match output.write(rest) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => rest = &rest[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if !sys::wait_for_room(output.as_fd(), PATIENCE) {
+                    return Err(error);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    output.flush()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    /// asyncio makes the pipe of standard error non-blocking, and `--stats -` was cut where the pipe was
+    /// full.
+    #[test]
+    fn pipe_that_does_not_block_is_waited_for() {
+        let (mut reader, blocking) = io::pipe().unwrap();
+        let path = format!("/proc/self/fd/{}", blocking.as_raw_fd());
+        // Another open file of the same pipe, with flags of its own.
+        let mut writer = File::options().write(true).custom_flags(libc::O_NONBLOCK).open(path).unwrap();
+        drop(blocking);
+        let text = "x".repeat(1 << 20);
+        let read = std::thread::spawn(move || {
+            let mut found = String::new();
+            reader.read_to_string(&mut found).map(|_| found.len())
+        });
+        write_all(&mut writer, &text).unwrap();
+        drop(writer);
+        assert_eq!(read.join().unwrap().unwrap(), 1 << 20);
+    }
 
     /// A program's name may hold an escape sequence, which must not reach the terminal.
     #[test]
