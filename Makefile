@@ -1,7 +1,7 @@
 # make build | docs | man | demo | test | loom | fuzz | fuzz-programs | test-full | compat | vm | starts | programs |
 #      lint | bench-within | bench-programs BEFORE=DIR | clean
 #
-# CI runs `make test`. Everything needs Rust, a C compiler, make and python3. As root, `make programs` installs
+# CI runs `make test`. The tests need Rust, a C compiler, make and python3. As root, `make programs` installs
 # the programs that the end-to-end tests run; otherwise it prints the names of the missing ones.
 
 CARGO ?= cargo

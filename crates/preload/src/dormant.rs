@@ -338,7 +338,8 @@ fn free_now([start, bytes, ..]: Arguments) -> isize {
     let end = bytes.checked_next_multiple_of(PAGE_BYTES).and_then(|bytes| start.checked_add(bytes));
     let Some(end) = end.filter(|_| start.is_multiple_of(PAGE_BYTES)) else { return answer };
     // Looks for the first refused page by halves. A range with holes can have very many pages.
-    let (mut at, mut pages) = (start, ((end - start) / PAGE_BYTES).next_power_of_two());
+    let all = (end - start) / PAGE_BYTES;
+    let (mut at, mut pages) = (start, all.checked_ilog2().map_or(0, |log| 1 << log));
     while pages > 0 {
         let bytes = pages * PAGE_BYTES;
         if bytes <= end - at && [0, returned::ENOMEM].contains(&advise(at, bytes, raw::MADV_FREE)) {

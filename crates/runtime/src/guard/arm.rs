@@ -713,12 +713,20 @@ pub fn handle_and_make_call_again(signal: u32, context: &mut Context, handle: im
 
 /// Returns whether the call that the thread has just made brings its own mask of blocked signals.
 fn brings_a_mask(context: &Context) -> bool {
+    /// Flags of `io_uring_enter`.
+    const EXT_ARG: usize = 1 << 3;
+    const EXT_ARG_REG: usize = 1 << 6;
     let Some(number) = number_before(context.register(Register::Rip)) else { return false };
     let argument = |at: usize| dispatch::Call::stopped(number, context).arguments[at];
     match number as u32 {
         raw::__NR_rt_sigsuspend => true,
         raw::__NR_ppoll => argument(3) != 0,
-        raw::__NR_epoll_pwait | raw::__NR_epoll_pwait2 | raw::__NR_io_uring_enter => argument(4) != 0,
+        raw::__NR_epoll_pwait | raw::__NR_epoll_pwait2 => argument(4) != 0,
+        // A structure begins with the mask's address, or the mask lies where only the kernel looks.
+        raw::__NR_io_uring_enter if argument(3) & EXT_ARG != 0 => {
+            argument(3) & EXT_ARG_REG != 0 || peek::read(argument(4)).is_some_and(|mask| mask != [0; 8])
+        }
+        raw::__NR_io_uring_enter => argument(4) != 0,
         // The argument points to the mask's address and length.
         raw::__NR_pselect6 | raw::__NR_io_pgetevents => {
             peek::read(argument(5)).is_some_and(|mask| mask != [0; 8])

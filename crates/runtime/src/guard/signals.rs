@@ -252,7 +252,10 @@ pub fn is_ending_calls(blocked: u64) -> bool {
 /// the kernel has reset the handler (SA_RESETHAND).
 pub fn is_blocked_in_a_handler(signal: u32) -> bool {
     let others = (1..=SIGNALS).filter(|other| *other != signal).filter_map(|other| action_of(other).ok());
-    others.filter(|action| !action.is_of_ours()).any(|action| action.mask & bit(signal) != 0)
+    let may_have_run = |action: &Action| action.is_handler() || action.handler == 0 && action.is_once();
+    others
+        .filter(|action| may_have_run(action) && !action.is_of_ours())
+        .any(|action| action.mask & bit(signal) != 0)
 }
 
 /// Returns the dispositions of those of these signals that are pending.

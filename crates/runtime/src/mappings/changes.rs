@@ -822,7 +822,10 @@ fn detach(address: usize) {
 /// there. Fails with ENOMEM if the segment's size can't be found.
 fn attach_over(engine: &Engine, arguments: Arguments) -> isize {
     let [segment, address, ..] = arguments;
-    let elsewhere = match attach_anywhere(segment, &engine.map.exclusive()) {
+    // Otherwise another thread could map memory where the segment is attached meanwhile, and a fork's child
+    // would keep it there.
+    let exclusive = engine.settled([EVERYTHING]);
+    let elsewhere = match attach_anywhere(segment, &exclusive) {
         Ok(elsewhere) => elsewhere,
         Err(word) => return word,
     };
@@ -834,24 +837,14 @@ fn attach_over(engine: &Engine, arguments: Arguments) -> isize {
     if is_in_the_way {
         detach(elsewhere.start.address());
     }
-    let result = range.map_or_else(
-        || pass_on(number::SHMAT, arguments),
-        |range| attach_over_pages(engine, range, arguments),
-    );
+    let result = pass_on(number::SHMAT, arguments);
+    match range {
+        Some(range) if sys::check(result).is_err() => engine.forget_if_gone(range),
+        Some(range) if engine.forget_what_was(range) => engine.pager.stats().count(Counter::MapChanges),
+        _ => {}
+    }
     if !is_in_the_way {
         detach(elsewhere.start.address());
-    }
-    result
-}
-
-/// Makes shmat, which replaces these pages.
-fn attach_over_pages(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
-    let _exclusive = engine.settled([range]);
-    let result = pass_on(number::SHMAT, arguments);
-    if sys::check(result).is_err() {
-        engine.forget_if_gone(range);
-    } else if engine.forget_what_was(range) {
-        engine.pager.stats().count(Counter::MapChanges);
     }
     result
 }

@@ -3,7 +3,7 @@
 //! the program ([`farpage_core::reclaim::balance`]).
 
 use crate::engine::Engine;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farpage_core::config::Codec;
 use farpage_core::reclaim::balance::{Costs, Sizes, Verdict};
 use farpage_core::stats::{Gauge, Latency, LatencySummary};
@@ -37,6 +37,8 @@ pub struct PoolShare {
     withheld: AtomicU64,
     /// Bytes beyond which the pool may not grow; 0 if it may.
     held_at: AtomicU64,
+    /// Whether an area could be written when the limit was last worked out.
+    has_area: AtomicBool,
 }
 
 impl PoolShare {
@@ -106,12 +108,21 @@ impl Engine {
         self.limit_pool();
     }
 
+    /// Works the pool's limit out anew if the areas have filled up or failed, or can be written again.
+    pub(crate) fn follow_areas(&self, has_area: bool) {
+        if has_area != self.pool_share.has_area.load(Ordering::Relaxed) {
+            self.limit_pool();
+        }
+    }
+
     fn limit_pool(&self) {
         let bytes = self.pool_share.limit();
         let pool = self.pager.pool();
         // Without an area to write to, pages in the pool have no other place. The limit stays above what is
         // there.
-        let least = if self.pager.areas().any_writable() { 0 } else { pool.limit_of_what_is_there() };
+        let has_area = self.pager.areas().any_writable();
+        self.pool_share.has_area.store(has_area, Ordering::Relaxed);
+        let least = if has_area { 0 } else { pool.limit_of_what_is_there() };
         pool.set_limit((bytes as usize).max(least));
     }
 

@@ -503,6 +503,7 @@ impl Engine {
         self.budget.allow(self.share.child_headroom.limit(total, &allowance, now_ns()), allowance.sharers);
         self.fit_pool(allowance.bytes);
         let has_area = self.pager.areas().any_writable();
+        self.follow_areas(has_area);
         self.hold_pool(is_pool_held(self.share.ledger.has_kin(), has_area, total, allowance.all_have));
         self.charged()
     }

@@ -152,7 +152,9 @@ impl Worker {
             return;
         }
         self.send_writes();
-        if self.place(self.engine.pager.cache().usage().parked.saturating_sub(8)) > 0 {
+        // Nothing is stored any more while pages come back for good.
+        let parked_max = self.engine.pager.cache().usage().parked.saturating_sub(8);
+        if !self.engine.keeps_all_in() && self.place(parked_max) > 0 {
             self.collect_writes(Wait::No);
             return;
         }

@@ -223,8 +223,7 @@ impl Worker {
         self.release_blocks();
     }
 
-    /// Gives back all memory that the pool and the frames no longer need, because the engine ends. Nothing is
-    /// stored any more.
+    /// Gives back all memory that the pool and the frames no longer need, because pages come back for good.
     pub fn give_pool_back(&mut self) {
         self.engine.pager.pool().set_limit(0);
         self.tidy_pool();

@@ -130,7 +130,12 @@ impl Worker {
             self.collect_from_all(wait);
             return;
         }
-        while self.collect_from_all(Wait::No) == 0 {
+        loop {
+            let looked_ns = now_ns();
+            if self.collect_from_all(Wait::No) > 0 {
+                return;
+            }
+            self.looked_ns = looked_ns;
             sleep_ns(LOOK_AGAIN_NS);
         }
     }
