@@ -829,29 +829,6 @@ fn run_over_its_budget_ends_with_our_status() {
     assert!(outcome.stderr.contains("above its budget"), "{}", outcome.stderr);
 }
 
-/// Some programs write over their variables to show a title (postgres, redis). `show` said that such a
-/// program doesn't run under Farpage.
-#[test]
-fn show_finds_the_run_of_a_program_that_has_written_over_its_variables() {
-    if !able("python3") {
-        return;
-    }
-    let text = "
-import ctypes, os, subprocess, sys
-variables = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), 'environ')
-at = 0
-while variables[at]:
-    ctypes.memset(variables[at], 0, len(ctypes.string_at(variables[at])))
-    at += 1
-assert b'FARPAGE_SESSION' not in open('/proc/self/environ', 'rb').read()
-sys.exit(subprocess.run([sys.argv[1], 'show', str(os.getpid())]).returncode)
-";
-    let farpage = env!("CARGO_BIN_EXE_farpage");
-    let outcome = beside(RAM, &[], &["python3", "-c", text, farpage]).run();
-    assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
-    assert!(outcome.text().starts_with("NAME "), "{}", outcome.text());
-}
-
 /// Launchers see one process: the process that they start, wait for and end is the program.
 #[test]
 fn launchers_have_the_program_itself() {

@@ -174,6 +174,28 @@ fn show_says_why_it_can_not() {
     assert!(ended.status == Some(125) && ended.stderr.contains("what"), "{}", ended.stderr);
 }
 
+/// Some programs write over their variables to show a title (postgres, redis). `show` said that such a
+/// program doesn't run under Farpage.
+#[test]
+fn show_finds_the_run_of_a_program_that_has_written_over_its_variables() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let text = "
+import ctypes, os, subprocess, sys
+variables = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), 'environ')
+at = 0
+while variables[at]:
+    ctypes.memset(variables[at], 0, len(ctypes.string_at(variables[at])))
+    at += 1
+assert b'FARPAGE_SESSION' not in open('/proc/self/environ', 'rb').read()
+sys.exit(subprocess.run([sys.argv[1], 'show', str(os.getpid())]).returncode)
+";
+    let farpage = env!("CARGO_BIN_EXE_farpage");
+    let under = Under::budget(RAM, &["--supervisor", "beside"]);
+    let outcome = Job::new(&under, &["python3", "-c", text, farpage]).within(60).run();
+    assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
+    assert!(outcome.text().starts_with("NAME "), "{}", outcome.text());
+}
+
 #[test]
 fn show_of_somebody_elses_run_is_refused() {
     if !is_root() {

@@ -10,6 +10,7 @@
 use crate::engine::{Engine, FaultMode};
 use crate::mappings::locked::{self, LOCK_AND_FILL, ON_TOUCH};
 use crate::mappings::map_lock::Exclusive;
+use crate::mappings::segments;
 use core::sync::atomic::Ordering;
 use farpage_core::stats::{Counter, Gauge};
 use farpage_core::sync;
@@ -18,7 +19,7 @@ use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::segv::ByProtection;
 use farpage_os::errno::returned::{EFAULT, EINVAL, ENOMEM, ENOSYS};
 use farpage_os::memory;
-use farpage_os::proc::{self, Mapping};
+use farpage_os::proc::Mapping;
 use farpage_os::sys::{self, number};
 use linux_raw_sys::general as raw;
 
@@ -31,9 +32,6 @@ pub const EVERYTHING: PageRange = PageRange::new(PageIndex(0), PageIndex(1 << 35
 // Advice that is newer than the headers: freeing locked memory, and guard pages.
 const DONTNEED_LOCKED: u32 = 24;
 const GUARD_INSTALL: u32 = 102;
-const SHM_RDONLY: usize = 0o10000;
-/// Flag of shmat: replaces what is mapped at the address.
-const SHM_REMAP: usize = 0o40000;
 /// The result of a call that found a hole in its range. Some calls go on behind the hole.
 pub(crate) const HOLE: isize = ENOMEM;
 /// Tries of a call that may find memory out. What was brought in may be out again before the kernel looks.
@@ -95,7 +93,7 @@ impl Engine {
     /// Prepares for new memory at `range`. An earlier mapping may still be known there, if a call unmapped it
     /// and failed later, or if the engine couldn't see the call. The pages of that mapping would be taken for
     /// the new ones, so they are forgotten. Returns whether anything was known there.
-    fn forget_what_was(&self, range: PageRange) -> bool {
+    pub(super) fn forget_what_was(&self, range: PageRange) -> bool {
         let was_there = self.touches(range);
         if was_there {
             self.forget(range);
@@ -106,7 +104,7 @@ impl Engine {
     /// Called when a call has failed that unmaps what is in `range` first. Before Linux 6.17 mremap checks
     /// the rest only after that. Forgets the known parts that are no longer mapped. Most calls that fail
     /// leave everything mapped.
-    fn forget_if_gone(&self, range: PageRange) {
+    pub(super) fn forget_if_gone(&self, range: PageRange) {
         let known = |from| self.pager.ranges.lock().at_or_after(from);
         let is_gone = |page| memory::mapped_before_a_hole(PageRange::of(page, 1)).is_empty();
         let mut from = range.start;
@@ -797,58 +795,6 @@ const fn process_madvise(arguments: Arguments) -> Option<isize> {
     }
 }
 
-/// Attaches a segment of shared memory anywhere, because a filter of the program's may forbid shmctl. Returns
-/// the pages that the segment takes; otherwise the kernel's word for the failure.
-fn attach_anywhere(segment: usize, _: &Exclusive<'_>) -> Result<PageRange, isize> {
-    let word = pass_on(number::SHMAT, [segment, 0, SHM_RDONLY, 0, 0, 0]);
-    let at = sys::check(word).map_err(|_| word)?;
-    let mut found = None;
-    let _ = proc::for_each_mapping(|mapping| {
-        if mapping.pages.start.address() == at {
-            found = Some(mapping.pages);
-        }
-    });
-    found.ok_or_else(|| {
-        detach(at);
-        ENOMEM
-    })
-}
-
-fn detach(address: usize) {
-    pass_on(number::SHMDT, [address, 0, 0, 0, 0, 0]);
-}
-
-/// `shmat(segment, address, flags)` with SHM_REMAP: puts a segment of shared memory in the place of what is
-/// there. Fails with ENOMEM if the segment's size can't be found.
-fn attach_over(engine: &Engine, arguments: Arguments) -> isize {
-    let [segment, address, ..] = arguments;
-    // Otherwise another thread could map memory where the segment is attached meanwhile, and a fork's child
-    // would keep it there.
-    let exclusive = engine.settled([EVERYTHING]);
-    let elsewhere = match attach_anywhere(segment, &exclusive) {
-        Ok(elsewhere) => elsewhere,
-        Err(word) => return word,
-    };
-    // With SHM_RND the address is rounded down. Otherwise the kernel refuses one that isn't aligned.
-    let range = pages_of(address & !(PAGE_BYTES - 1), elsewhere.bytes());
-    // The segment stays attached elsewhere meanwhile: the last process that detaches it may destroy it. But
-    // what is put over that attachment would be detached with it.
-    let is_in_the_way = range.is_some_and(|range| !range.intersection(elsewhere).is_empty());
-    if is_in_the_way {
-        detach(elsewhere.start.address());
-    }
-    let result = pass_on(number::SHMAT, arguments);
-    match range {
-        Some(range) if sys::check(result).is_err() => engine.forget_if_gone(range),
-        Some(range) if engine.forget_what_was(range) => engine.pager.stats().count(Counter::MapChanges),
-        _ => {}
-    }
-    if !is_in_the_way {
-        detach(elsewhere.start.address());
-    }
-    result
-}
-
 /// Makes a call for one of our hooks. No handler stops that call to see to its memory.
 pub fn by_hook(engine: &'static Engine, call: usize, arguments: Arguments) -> isize {
     by_number(engine, call, arguments).unwrap_or_else(|| match call {
@@ -889,12 +835,7 @@ pub fn by_number(engine: &'static Engine, call: usize, arguments: Arguments) -> 
         number::MUNLOCKALL => locked::munlockall(engine, arguments),
         number::BRK => brk(engine, arguments),
         number::PROCESS_MADVISE => return process_madvise(arguments),
-        number::SHMAT if arguments[2] & SHM_REMAP != 0 => attach_over(engine, arguments),
-        number::SHMAT => {
-            // A page's place may be empty for a moment. No segment may get there.
-            let _exclusive = engine.map.exclusive();
-            pass_on(call, arguments)
-        }
+        number::SHMAT => segments::attach(engine, arguments),
         // Sealed memory that is out could not be opened any more, and sealed read-only memory could not be
         // kept from children. So the answer is that of a kernel without mseal.
         number::MSEAL if engine.touches(pages_of(arguments[0], arguments[1])?) => ENOSYS,

@@ -4,8 +4,10 @@
 //! - [`locked`]: memory that the program has locked, or that must stay in memory for other reasons
 //! - [`map_lock`]: keeps faults and evictions away from a change
 //! - [`registrar`]: the engine thread that registers new mappings
+//! - [`segments`]: segments of shared memory that the program attaches
 
 pub mod changes;
 pub mod locked;
 pub mod map_lock;
 pub mod registrar;
+pub mod segments;
