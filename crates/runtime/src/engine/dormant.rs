@@ -13,7 +13,7 @@
 
 use crate::pressure::kin::Stated;
 use crate::session::head::{Glance, glance_at};
-use crate::session::record::{claim, give_up, lock_if_ended, map, open};
+use crate::session::record::{claim, give_up, lock_if_ended, map, name_record, open};
 use crate::session::{ENDED, Notice, ProcessRecord, Session, StartFailure, ram_now_within};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -115,7 +115,7 @@ impl Dormant {
         };
         MAPPED[0].store(base as usize, Ordering::Relaxed);
         MAPPED[1].store(dormant.lock_page as usize, Ordering::Relaxed);
-        crate::engine::start::name_record(dormant.record());
+        name_record(dormant.record());
         let is_kept =
             [(base, session_bytes), (dormant.lock_page, PAGE_BYTES)].into_iter().all(|(base, bytes)| {
                 // SAFETY: a child forgets `MAPPED`, and also the `Dormant`, whose page is wiped there.

@@ -23,7 +23,7 @@ use crate::pressure::share::Share;
 use crate::privileges::credentials::{self, Watch};
 use crate::session::devices::{self, Devices};
 use crate::session::first::{First, STATUS_FAILED};
-use crate::session::record::Membership;
+use crate::session::record::{Membership, name_record};
 use crate::session::{Notice, PATH_BYTES, Settings, StartFailure, StopReason, UffdSource};
 use crate::worker::ahead::{AheadQueue, Reclaim};
 use crate::worker::polling::Polling;
@@ -820,18 +820,6 @@ fn open_device() -> Result<Uffd, Errno> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let device = rustix::fs::open(c"/dev/userfaultfd", flags, Mode::empty());
     Uffd::by_device(&device.map_err(|error| Errno(error.raw_os_error()))?)
-}
-
-/// Notes the program's name in its record, for the summary.
-pub(crate) fn name_record(record: &crate::session::ProcessRecord) {
-    let mut name = [0_u8; 16];
-    if let Ok(comm) = rustix::fs::open(c"/proc/self/comm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
-        let read = rustix::io::read(&comm, &mut name).unwrap_or(0);
-        name[read.saturating_sub(1)..].fill(0);
-    }
-    for (word, bytes) in record.command.iter().zip(name.chunks_exact(8)) {
-        word.store(u64::from_le_bytes(bytes.try_into().unwrap_or_default()), Ordering::Relaxed);
-    }
 }
 
 /// Makes memory for a list of ranges. Children get it too, because they start from the parent's list.

@@ -227,6 +227,18 @@ pub(crate) fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
     None
 }
 
+/// Notes the program's name in its record, for the summary.
+pub(crate) fn name_record(record: &ProcessRecord) {
+    let mut name = [0_u8; 16];
+    if let Ok(comm) = rustix::fs::open(c"/proc/self/comm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+        let read = rustix::io::read(&comm, &mut name).unwrap_or(0);
+        name[read.saturating_sub(1)..].fill(0);
+    }
+    for (word, bytes) in record.command.iter().zip(name.chunks_exact(8)) {
+        word.store(u64::from_le_bytes(bytes.try_into().unwrap_or_default()), Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
