@@ -157,7 +157,7 @@ table! {
         ProgramPeak = "program_peak", "bytes";
         /// The pool's largest size.
         PoolPeak = "pool_peak", "bytes";
-        /// The most pages that were in the pool at once.
+        /// Pages that were in the pool when the pool was largest.
         StoredPeak = "stored_peak", "pages";
         /// Registered managed memory.
         ManagedBytes = "managed_bytes", "bytes";
@@ -327,6 +327,13 @@ impl Stats {
             self.gauges[gauge as usize].fetch_max(value, Ordering::Relaxed);
         }
     }
+    /// Raises a peak to at least a value. If the peak rises, the other gauge becomes what there was at the peak.
+    pub fn raise_with(&self, peak: (Gauge, u64), at_the_peak: (Gauge, u64)) {
+        if self.gauge(peak.0) < peak.1 {
+            self.raise(peak.0, peak.1);
+            self.set(at_the_peak.0, at_the_peak.1);
+        }
+    }
     /// Adds `n` to a gauge. Returns the new value.
     pub fn gauge_add(&self, gauge: Gauge, n: u64) -> u64 {
         self.gauges[gauge as usize].fetch_add(n, Ordering::Relaxed).wrapping_add(n)
@@ -353,6 +360,18 @@ mod tests {
     fn fresh() -> Box<Stats> {
         // SAFETY: `Stats` consists only of atomic integers, for each of which all-zero bytes are valid.
         unsafe { Box::new(core::mem::zeroed()) }
+    }
+
+    /// Noise had filled the pool with few pages, and text later a smaller pool with many. The summary said that
+    /// the many pages had taken the large pool.
+    #[test]
+    fn pages_at_the_peak_are_those_of_the_peak() {
+        let stats = fresh();
+        for (bytes, pages) in [(64, 16), (30, 60), (65, 17)] {
+            stats.raise_with((Gauge::PoolPeak, bytes), (Gauge::StoredPeak, pages));
+            let expected = if bytes == 65 { (65, 17) } else { (64, 16) };
+            assert_eq!((stats.gauge(Gauge::PoolPeak), stats.gauge(Gauge::StoredPeak)), expected);
+        }
     }
 
     #[test]

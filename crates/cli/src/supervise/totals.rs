@@ -43,9 +43,13 @@ impl Numbers {
         for (sum, counter) in self.counters.iter_mut().zip(&other.counters) {
             *sum = sum.saturating_add(*counter);
         }
+        let is_largest = other.gauge(Gauge::PoolPeak) > self.gauge(Gauge::PoolPeak);
+        let stored = if is_largest { other } else { &*self }.gauge(Gauge::StoredPeak);
         for (gauge, (sum, value)) in Gauge::ALL.iter().zip(self.gauges.iter_mut().zip(&other.gauges)) {
             *sum = if gauge.is_peak() { (*sum).max(*value) } else { sum.saturating_add(*value) };
         }
+        // The pages of the largest pool, and not of another one.
+        self.gauges[Gauge::StoredPeak as usize] = stored;
         for (sum, latency) in self.latencies.iter_mut().zip(&other.latencies) {
             sum.add(latency);
         }
@@ -207,6 +211,14 @@ pub mod tests {
         assert_eq!((totals.processes.len(), totals.count), (2, 1));
         // The peak of a single process is its own.
         assert_eq!(totals.anonymous_peak, 200 << 20);
+    }
+
+    #[test]
+    fn pages_in_the_pool_are_those_of_the_largest_pool() {
+        let shared = two_programs();
+        shared.session().processes[0].stats.set(Gauge::StoredPeak, 9999);
+        let sum = Totals::of(shared.session()).sum;
+        assert_eq!((sum.gauge(Gauge::PoolPeak), sum.gauge(Gauge::StoredPeak)), (2 << 20, 6 * 256));
     }
 
     #[test]
