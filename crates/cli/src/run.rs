@@ -112,11 +112,10 @@ fn run_above(
         let child = child.id();
         run.watch(child, |poll| signals::supervise(child, poll))
     });
-    let wall = run.started.elapsed();
     if ended.is_ok() {
         run.let_go();
     }
-    let finished = run.finish(ended, wall, stats);
+    let finished = run.finish(ended, stats);
     run.close();
     finished.map(|child| pass_on(child.state))
 }
@@ -182,8 +181,7 @@ fn run_beside(
     if let Err(failure) = &ended {
         starting.end(first, failure);
     }
-    let wall = run.started.elapsed();
-    if run.finish(ended, wall, stats).is_ok() {
+    if run.finish(ended, stats).is_ok() {
         beside::has_seen(first);
         starting.wait_until_gone();
         run.let_go();
@@ -234,17 +232,12 @@ impl<'o> Supervised<'o> {
         Ok(Supervised { options, plan, shared: Rc::new(shared), others, started: Instant::now() })
     }
 
-    /// Tells how the run has ended, after `wall`. If the run has failed, ends what is left of it.
-    fn finish(
-        &mut self,
-        ended: Result<Child, Failure>,
-        wall: Duration,
-        stats: Option<File>,
-    ) -> Result<Child, Failure> {
+    /// Tells how the run has ended. If the run has failed, ends what is left of it.
+    fn finish(&mut self, ended: Result<Child, Failure>, stats: Option<File>) -> Result<Child, Failure> {
         if let Ok(child) = ended {
             let end = End {
                 child,
-                wall,
+                wall: child.seen.saturating_duration_since(self.started),
                 least_bytes: self.others.headroom.least_bytes(),
                 oom: self.others.oom.report(),
                 outside: self.others.outside.report(&self.shared),

@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Turns libc's -1 into errno.
 fn answer(result: c_int) -> io::Result<c_int> {
@@ -549,6 +549,8 @@ pub enum ChildState {
 pub struct Child {
     /// State of the child.
     pub state: ChildState,
+    /// Time of the look.
+    pub seen: Instant,
     /// Once the child has ended: the most memory in RAM that the child had, or one of the processes that it
     /// waited for. In bytes, files included, as far as that is known.
     pub resident_peak: u64,
@@ -590,7 +592,7 @@ pub fn child(pid: u32) -> io::Result<Child> {
     };
     // The kernel counts KiB.
     let peak = (usage.ru_maxrss as u64).saturating_mul(1024);
-    Ok(Child { state, resident_peak: peak, resident_most: Some(peak), waited_for_most: peak })
+    Ok(Child { state, seen: Instant::now(), resident_peak: peak, resident_most: Some(peak), waited_for_most: peak })
 }
 
 /// Result of a fork whose child goes on in the same code.

@@ -219,6 +219,7 @@ impl Starting {
             let wait = poll()?;
             // The process is looked at before the word: a program that has told is gone only afterwards.
             let is_gone = sys::wait_for_any([self.process.as_fd()], Duration::ZERO);
+            let seen = Instant::now();
             // Ordering: Acquire pairs with the Release in `First::say`.
             let is_told = first.has_told.load(Ordering::Acquire) != 0;
             let told = || ChildState::Exited(first.status.load(Ordering::Relaxed) as u8);
@@ -227,6 +228,7 @@ impl Starting {
             let ended = |state| {
                 Ok(Child {
                     state,
+                    seen,
                     resident_peak: peak.max(resident_peak),
                     resident_most: is_told.then_some(most[0]),
                     waited_for_most: most[1],
