@@ -228,6 +228,16 @@ impl Histogram {
         self.buckets[Self::bucket_of(ns)].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Adds this histogram to another one, and becomes empty.
+    fn move_to(&self, sum: &Histogram) {
+        sum.max_ns.fetch_max(self.max_ns.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        move_count(&self.count, &sum.count);
+        move_count(&self.sum_ns, &sum.sum_ns);
+        for (bucket, total) in self.buckets.iter().zip(&sum.buckets) {
+            move_count(bucket, total);
+        }
+    }
+
     /// Adds this histogram to a plain copy. Sums stop at their largest value, because a program may have
     /// written over its counters, and they can then be anything.
     pub fn add_to(&self, sum: &mut LatencySummary) {
@@ -238,6 +248,16 @@ impl Histogram {
         for (total, bucket) in sum.buckets.iter_mut().zip(&self.buckets) {
             *total = total.saturating_add(load(bucket));
         }
+    }
+}
+
+/// Adds a count to a sum, and sets the count to zero. The sum stops at the largest value, because a program
+/// may have written over its counts.
+fn move_count(count: &AtomicU64, sum: &AtomicU64) {
+    let count = count.swap(0, Ordering::Relaxed);
+    if count > 0 {
+        let added = |sum: u64| Some(sum.saturating_add(count));
+        let _ = sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added);
     }
 }
 
@@ -351,6 +371,24 @@ impl Stats {
     pub fn latency(&self, kind: Latency) -> &Histogram {
         &self.latencies[kind as usize]
     }
+    /// Moves the numbers of a process that has ended into a sum. Counters and latencies are added, and peaks
+    /// are the highest of any process. Afterwards all of these numbers are zero.
+    pub fn move_to(&self, sum: &Stats) {
+        for (counter, total) in self.counters.iter().zip(&sum.counters) {
+            move_count(counter, total);
+        }
+        let peak = |gauge| (gauge, self.gauge(gauge));
+        sum.raise_with(peak(Gauge::PoolPeak), peak(Gauge::StoredPeak));
+        for gauge in Gauge::ALL {
+            if gauge.is_peak() && *gauge != Gauge::StoredPeak {
+                sum.raise(*gauge, self.gauge(*gauge));
+            }
+            self.set(*gauge, 0);
+        }
+        for (latency, total) in self.latencies.iter().zip(&sum.latencies) {
+            latency.move_to(total);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -372,6 +410,29 @@ mod tests {
             let expected = if bytes == 65 { (65, 17) } else { (64, 16) };
             assert_eq!((stats.gauge(Gauge::PoolPeak), stats.gauge(Gauge::StoredPeak)), expected);
         }
+    }
+
+    /// Whatever a process has told is told once, by the sum.
+    #[test]
+    fn numbers_that_move_are_in_the_sum_alone() {
+        let sum = fresh();
+        for (count, peak, stored) in [(3, 60, 7), (4, 50, 8), (u64::MAX, 50, 9)] {
+            let stats = fresh();
+            stats.add(Counter::Pswpin, count);
+            stats.raise_with((Gauge::PoolPeak, peak), (Gauge::StoredPeak, stored));
+            stats.latency(Latency::Pool).record(peak);
+            stats.move_to(&sum);
+            assert_eq!((stats.get(Counter::Pswpin), stats.gauge(Gauge::PoolPeak)), (0, 0));
+            let mut rest = LatencySummary::default();
+            stats.latency(Latency::Pool).add_to(&mut rest);
+            assert_eq!((rest.count, rest.max_ns, rest.buckets.iter().sum::<u64>()), (0, 0, 0));
+        }
+        // A sum that can't be is the largest number, and doesn't begin anew.
+        assert_eq!(sum.get(Counter::Pswpin), u64::MAX);
+        assert_eq!((sum.gauge(Gauge::PoolPeak), sum.gauge(Gauge::StoredPeak)), (60, 7));
+        let mut latencies = LatencySummary::default();
+        sum.latency(Latency::Pool).add_to(&mut latencies);
+        assert_eq!((latencies.count, latencies.sum_ns, latencies.max_ns), (3, 160, 60));
     }
 
     #[test]

@@ -68,6 +68,8 @@ impl Watcher {
             if pid != told.0 {
                 *told = (pid, 0);
             }
+            // A process has a record again if it execs and the record is the only free one.
+            told.1 &= record.notices.load(Ordering::Acquire);
             for notice in Notice::ALL {
                 let bit = 1 << notice as u32;
                 let Some(value) = record.noticed(notice).filter(|_| told.1 & bit == 0) else { continue };

@@ -156,8 +156,7 @@ fn ended_by_us(run: &Run) -> bool {
 }
 
 fn tells(run: &Run, is_meant: impl Fn(Notice) -> bool) -> bool {
-    let mut notices = run.totals.processes.iter().flat_map(|process| &process.notices);
-    notices.any(|(notice, _)| is_meant(*notice))
+    run.totals.notices().any(|(notice, ..)| is_meant(notice))
 }
 
 /// Whether all processes together had more than the budget, though none of them had enough to be managed.
@@ -215,7 +214,7 @@ fn headline(run: &Run) -> String {
 /// Whether there may have been more processes than are counted. Later processes take over the records of
 /// processes that have ended.
 fn may_be_more(run: &Run) -> bool {
-    run.totals.processes.len() == PROCESSES_MAX
+    run.totals.earlier.programs > 0
 }
 
 /// Returns how many processes there were.
@@ -548,14 +547,12 @@ fn problems(run: &Run) -> Vec<String> {
 fn noticed(run: &Run) -> Vec<String> {
     let about = About { areas: run.names, files: run.areas, budget: run.budget };
     let mut told: Vec<(Reverse<Weight>, String, Vec<u32>)> = Vec::new();
-    for process in &run.totals.processes {
-        // A process that grew is managed from then on, so it is no problem.
-        for (notice, value) in process.notices.iter().filter(|(notice, _)| *notice != Notice::Grew) {
-            let text = notices::describe(*notice, *value, &about);
-            match told.iter_mut().find(|(_, other, _)| *other == text) {
-                Some((.., pids)) => pids.push(process.pid),
-                None => told.push((Reverse(notices::weight(*notice)), text, vec![process.pid])),
-            }
+    // A process that grew is managed from then on, so it is no problem.
+    for (notice, value, pid) in run.totals.notices().filter(|(notice, ..)| *notice != Notice::Grew) {
+        let text = notices::describe(notice, value, &about);
+        match told.iter_mut().find(|(_, other, _)| *other == text) {
+            Some((.., pids)) => pids.push(pid),
+            None => told.push((Reverse(notices::weight(notice)), text, vec![pid])),
         }
     }
     told.sort_by_key(|(weight, ..)| *weight);
@@ -565,7 +562,8 @@ fn noticed(run: &Run) -> Vec<String> {
             0 => String::new(),
             count => format!(" and {} more", grouped(count as u64)),
         };
-        row("problem", &format!("pid {}{others}: {text}", pids[0]))
+        let first = if pids[0] == 0 { "an earlier program".into() } else { format!("pid {}", pids[0]) };
+        row("problem", &format!("{first}{others}: {text}"))
     });
     let rest = (more > 0).then(|| row("problems", &format!("{more} more: --stats FILE lists them")));
     rows.chain(rest).collect()

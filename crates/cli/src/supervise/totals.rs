@@ -88,12 +88,24 @@ pub struct Process {
     pub notices: Vec<(Notice, u64)>,
 }
 
+/// Programs that are no longer counted one by one.
+pub struct Earlier {
+    /// Number of programs.
+    pub programs: u64,
+    /// The sum over all of them.
+    pub numbers: Numbers,
+    /// Notices of the programs. The value is the first program's.
+    pub notices: Vec<(Notice, u64)>,
+}
+
 /// Everything that was counted in a session.
 pub struct Totals {
     /// Programs that reported. A process that executes another program reports anew.
     pub processes: Vec<Process>,
     /// Number of processes that ran these programs.
     pub count: usize,
+    /// Programs that have ended and whose records others have taken over.
+    pub earlier: Earlier,
     /// The sum over all of them.
     pub sum: Numbers,
     /// The most anonymous memory that the processes had at once, in bytes.
@@ -107,7 +119,12 @@ impl Totals {
     pub fn of(session: &Session) -> Totals {
         let used = session.processes.iter().filter(|record| record.pid.load(Ordering::Acquire) != 0);
         let processes: Vec<Process> = used.map(process).collect();
-        let mut sum = Numbers::default();
+        let earlier = Earlier {
+            programs: session.earlier_programs.load(Ordering::Relaxed),
+            numbers: Numbers::of(&session.earlier.stats),
+            notices: notices(&session.earlier),
+        };
+        let mut sum = earlier.numbers.clone();
         processes.iter().for_each(|process| sum.add(&process.numbers));
         let count = processes.iter().map(|process| process.pid).collect::<BTreeSet<_>>().len();
         // The peak of one process is known more exactly.
@@ -115,7 +132,14 @@ impl Totals {
             0 | 1 => sum.gauge(Gauge::AnonymousPeak),
             _ => session.claims_peak.load(Ordering::Relaxed).max(sum.gauge(Gauge::AnonymousPeak)),
         };
-        Totals { processes, count, sum, anonymous_peak, last_words: notices::last_words(session) }
+        Totals { processes, count, earlier, sum, anonymous_peak, last_words: notices::last_words(session) }
+    }
+
+    /// Every notice with its value and the number of its process, which is 0 for earlier programs.
+    pub fn notices(&self) -> impl Iterator<Item = (Notice, u64, u32)> {
+        let told = |process: &Process| (process.pid, process.notices.clone());
+        let told = self.processes.iter().map(told).chain([(0, self.earlier.notices.clone())]);
+        told.flat_map(|(pid, notices)| notices.into_iter().map(move |(notice, value)| (notice, value, pid)))
     }
 
     /// Whether any program reached its budget.
@@ -129,11 +153,12 @@ fn process(record: &ProcessRecord) -> Process {
         pid: record.pid.load(Ordering::Acquire),
         command: command(record),
         numbers: Numbers::of(&record.stats),
-        notices: Notice::ALL
-            .into_iter()
-            .filter_map(|notice| record.noticed(notice).map(|value| (notice, value)))
-            .collect(),
+        notices: notices(record),
     }
+}
+
+fn notices(record: &ProcessRecord) -> Vec<(Notice, u64)> {
+    Notice::ALL.into_iter().filter_map(|notice| Some((notice, record.noticed(notice)?))).collect()
 }
 
 /// A process of the run.
@@ -219,6 +244,20 @@ pub mod tests {
         shared.session().processes[0].stats.set(Gauge::StoredPeak, 9999);
         let sum = Totals::of(shared.session()).sum;
         assert_eq!((sum.gauge(Gauge::PoolPeak), sum.gauge(Gauge::StoredPeak)), (2 << 20, 6 * 256));
+    }
+
+    /// A record that others have taken over had lost pages. The summary said "problems none".
+    #[test]
+    fn earlier_programs_count() {
+        let shared = two_programs();
+        let session = shared.session();
+        session.earlier_programs.store(40, Ordering::Relaxed);
+        session.earlier.stats.add(Counter::Pswpout, 40);
+        session.earlier.notice(Notice::Locked, 0);
+        let totals = Totals::of(session);
+        assert_eq!((totals.processes.len(), totals.earlier.programs), (2, 40));
+        assert_eq!(totals.sum.counter(Counter::Pswpout), 1000);
+        assert_eq!(totals.notices().collect::<Vec<_>>(), [(Notice::Locked, 0, 0)]);
     }
 
     #[test]

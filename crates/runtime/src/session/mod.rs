@@ -35,16 +35,16 @@ use farpage_os::report::LastWords;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x14");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x15");
 /// Name that a library exports if it knows this layout. A library of another layout would leave its program
 /// alone, so `farpage run` looks for this name first.
-pub const LAYOUT_NAME: &str = "farpage_session_layout_20";
+pub const LAYOUT_NAME: &str = "farpage_session_layout_21";
 /// See [`LAYOUT_NAME`].
-#[unsafe(export_name = "farpage_session_layout_20")]
+#[unsafe(export_name = "farpage_session_layout_21")]
 pub static LAYOUT: u64 = MAGIC;
 /// A changed layout needs a new version. The assertion notices most changes.
 const _: () =
-    assert!(size_of::<Session>() == 1_584_784 && core::mem::offset_of!(Session, processes) == 50_832);
+    assert!(size_of::<Session>() == 1_590_784 && core::mem::offset_of!(Session, processes) == 56_832);
 const _: () = {
     let name = LAYOUT_NAME.as_bytes();
     let [.., tens, ones] = name else { panic!() };
@@ -64,7 +64,8 @@ pub fn is_reachable(path: &core::ffi::CStr) -> bool {
 /// See [`Session::ended`].
 pub const ENDED: u32 = u32::from_le_bytes(*b"over");
 
-/// Programs that can be counted one by one. Later programs take over the records of dead ones.
+/// Programs that can be counted one by one. Later programs take over the records of dead ones, whose numbers
+/// move to [`Session::earlier`].
 pub const PROCESSES_MAX: usize = 256;
 /// Bytes for a path, NUL-terminated.
 pub const PATH_BYTES: usize = 512;
@@ -104,6 +105,10 @@ pub struct Session {
     pub last_words: LastWords,
     /// Programs that were started and have not joined.
     pub started: Started,
+    /// Programs that have ended and whose records later programs have taken over.
+    pub earlier_programs: AtomicU64,
+    /// What these programs told, all together.
+    pub earlier: ProcessRecord,
     /// One record for each program.
     pub processes: [ProcessRecord; PROCESSES_MAX],
 }
@@ -432,5 +437,16 @@ impl ProcessRecord {
         // Ordering: Acquire pairs with the Release in `notice`.
         let set = self.notices.load(Ordering::Acquire) & 1 << notice as u32 != 0;
         set.then(|| self.notice_values[notice as usize].load(Ordering::Relaxed))
+    }
+
+    /// Moves what an ended program has told into the record of earlier programs.
+    fn move_to(&self, earlier: &ProcessRecord) {
+        for notice in Notice::ALL {
+            if let Some(value) = self.noticed(notice) {
+                earlier.notice(notice, value);
+            }
+        }
+        self.notices.store(0, Ordering::Relaxed);
+        self.stats.move_to(&earlier.stats);
     }
 }

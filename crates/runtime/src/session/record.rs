@@ -8,7 +8,6 @@ use crate::session::head::HeadCopy;
 use crate::session::{ENDED, PROCESSES_MAX, ProcessRecord, Session, Settings};
 use core::sync::atomic::Ordering;
 use farpage_core::areas::heirs::GENERATIONS;
-use farpage_core::stats::Gauge;
 use farpage_core::units::PAGE_BYTES;
 use farpage_os::memory::{self, ProtFlags};
 use farpage_os::sys::{self, Errno, number};
@@ -200,8 +199,8 @@ fn fcntl(fd: &OwnedFd, command: usize, lock: &mut Flock) -> Result<usize, Errno>
     sys::check(unsafe { sys::call(number::FCNTL, arguments) })
 }
 
-/// Claims a fresh record, otherwise one whose process is dead. The record's counters go on counting. Among
-/// dead records, those without notices come first, because a record's notices are its last holder's.
+/// Claims a fresh record, otherwise one whose process is dead. Among dead records, those without notices come
+/// first, because the summary names the process of a notice only while its record is there.
 pub(crate) fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
     let pid = rustix::process::getpid().as_raw_nonzero().get() as u32;
     let is_fresh = |record: &ProcessRecord| record.pid.load(Ordering::Relaxed) == 0;
@@ -211,10 +210,9 @@ pub(crate) fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
         for index in 0..PROCESSES_MAX {
             let record = &session.processes[index];
             if wanted(record) && take(fd, index) {
-                record.notices.store(0, Ordering::Relaxed);
-                // The last holder's gauges are not ours. The counters stay.
-                for gauge in Gauge::ALL.iter().filter(|gauge| !gauge.is_peak()) {
-                    record.stats.set(*gauge, 0);
+                if record.pid.load(Ordering::Relaxed) != 0 {
+                    record.move_to(&session.earlier);
+                    session.earlier_programs.fetch_add(1, Ordering::Relaxed);
                 }
                 session.forget_claim(index);
                 record.slots_used.iter().for_each(|slots| slots.store(0, Ordering::Relaxed));
@@ -242,7 +240,9 @@ pub(crate) fn name_record(record: &ProcessRecord) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::Notice;
     use crate::session::head::tests::{TABLES_BYTES, sound};
+    use farpage_core::stats::{Counter, Gauge, Stats};
     use rustix::fs::MemfdFlags;
     use std::ffi::CString;
 
@@ -289,5 +289,32 @@ mod tests {
         assert!(other.if_dead(0, &|| true));
         assert!(!other.if_dead(0, &|| false), "what was done is passed on");
         assert_eq!(Membership::join(&path).unwrap().index, 2, "fresh records first");
+    }
+
+    /// The 257th program was told with the counters and peaks of the program that had its record before, and
+    /// what that one had lost was told no more.
+    #[test]
+    fn what_a_program_told_stays_when_its_record_is_taken_over() {
+        let (_fd, path) = session();
+        let mut members: Vec<_> = (0..PROCESSES_MAX).map(|_| Membership::join(&path).unwrap()).collect();
+        let session = members[0].session;
+        for record in &session.processes {
+            record.stats.add(Counter::ReadErrors, 3);
+            record.stats.raise(Gauge::AnonymousPeak, 5 << 20);
+            record.stats.set(Gauge::Active, 1);
+            record.notice(Notice::ReadError, 77);
+        }
+        drop(members.swap_remove(9));
+        let later = Membership::join(&path).unwrap();
+        assert_eq!(later.index, 9);
+        let (stats, earlier) = (&later.record().stats, &session.earlier);
+        let numbers = |stats: &Stats| {
+            let gauges = [Gauge::AnonymousPeak, Gauge::Active].map(|gauge| stats.gauge(gauge));
+            (stats.get(Counter::ReadErrors), gauges)
+        };
+        assert_eq!((numbers(stats), later.record().noticed(Notice::ReadError)), ((0, [0, 0]), None));
+        assert_eq!(numbers(&earlier.stats), (3, [5 << 20, 1]));
+        assert_eq!(earlier.noticed(Notice::ReadError), Some(77));
+        assert_eq!(session.earlier_programs.load(Ordering::Relaxed), 1);
     }
 }

@@ -5,10 +5,10 @@ use crate::host::oom;
 use crate::host::sys::{self, ChildState};
 use crate::supervise::notices::{self, About};
 use crate::supervise::outside;
-use crate::supervise::totals::Numbers;
+use crate::supervise::totals::{Earlier, Numbers};
 use farpage_core::config::{Codec, Install, IoEngine, Readahead};
 use farpage_core::stats::{Counter, Gauge, Latency, LatencySummary};
-use farpage_runtime::session::UffdSource;
+use farpage_runtime::session::{Notice, UffdSource};
 use serde_json::{Map, Value, json};
 
 /// Version of the JSON's layout.
@@ -21,14 +21,7 @@ pub fn json(run: &Run) -> Value {
         let mut object = numbers(&process.numbers);
         object.insert("pid".into(), process.pid.into());
         object.insert("command".into(), process.command.as_str().into());
-        let told = process.notices.iter().map(|(notice, value)| {
-            json!({
-                "notice": format!("{notice:?}"),
-                "value": value,
-                "text": notices::describe(*notice, *value, &about),
-            })
-        });
-        object.insert("notices".into(), told.collect());
+        object.insert("notices".into(), notices_of(&process.notices, &about));
         Value::Object(object)
     });
     let processes = processes.collect::<Vec<_>>();
@@ -39,6 +32,7 @@ pub fn json(run: &Run) -> Value {
     object.insert("wall_seconds".into(), run.wall.as_secs_f64().into());
     object.insert("settings".into(), settings(run));
     object.insert("processes".into(), processes.into());
+    object.insert("earlier".into(), earlier(&run.totals.earlier, &about));
     object.insert("tree_anonymous_peak".into(), run.totals.anonymous_peak.into());
     object.insert("internal_error".into(), run.totals.last_words.as_deref().into());
     object.insert("resident_peak".into(), run.resident_peak.into());
@@ -47,6 +41,25 @@ pub fn json(run: &Run) -> Value {
     object.insert("oom_kills".into(), oom_kills(run.oom));
     object.insert("outside".into(), outside_processes(run.outside));
     object.insert("legend".into(), legend());
+    Value::Object(object)
+}
+
+fn notices_of(notices: &[(Notice, u64)], about: &About) -> Value {
+    let told = notices.iter().map(|(notice, value)| {
+        let text = notices::describe(*notice, *value, about);
+        json!({ "notice": format!("{notice:?}"), "value": value, "text": text })
+    });
+    told.collect()
+}
+
+/// Returns what programs told whose records others have taken over; null if there are none.
+fn earlier(earlier: &Earlier, about: &About) -> Value {
+    if earlier.programs == 0 {
+        return Value::Null;
+    }
+    let mut object = numbers(&earlier.numbers);
+    object.insert("programs".into(), earlier.programs.into());
+    object.insert("notices".into(), notices_of(&earlier.notices, about));
     Value::Object(object)
 }
 
@@ -96,6 +109,11 @@ fn legend() -> Value {
             "process_count",
             "processes",
             "Processes that reported. One that executes another program is one.",
+        ),
+        row(
+            "earlier",
+            "programs",
+            "Programs that had ended when others took over their records: the numbers of all of them, and each notice once.",
         ),
         row(
             "outside",

@@ -397,6 +397,7 @@ fn processes_beyond_the_records_may_have_been_there() {
         record.pid.store(1000 + at as u32 % 250, std::sync::atomic::Ordering::Relaxed);
         record.stats.set(Gauge::Active, 0);
     }
+    shared.session().earlier_programs.store(7, std::sync::atomic::Ordering::Relaxed);
     let lines = with(&shared, ChildState::Exited(1), text);
     assert!(lines[0].contains("(250 processes or more; "), "{lines:#?}");
     assert!(
