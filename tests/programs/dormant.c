@@ -6,6 +6,7 @@
  * limit of the stack, 8 MiB, and the program. */
 #include "check.h"
 #include <dirent.h>
+#include <dlfcn.h>
 #include <gnu/libc-version.h>
 #include <poll.h>
 #include <semaphore.h>
@@ -594,6 +595,78 @@ static void handles_it(void)
     CHECK(raise(SIGURG) == 0 && handled == SIGURG);
 }
 
+/* Loads the library that lies beside this program. Returns its variables. */
+static char *load(void **library, size_t *bytes)
+{
+    char path[4096];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 32);
+    CHECK(length > 0);
+    strcpy(path + length, "-library.so");
+    *library = dlopen(path, RTLD_NOW);
+    CHECK(*library != NULL);
+    char *(*variables)(size_t *) = (char *(*)(size_t *))dlsym(*library, "variables_of_library");
+    CHECK(variables != NULL);
+    return variables(bytes);
+}
+
+/* The loader maps and unmaps a library by calls of its own, past libc. The variables of a library that was
+ * loaded before the engine began must not be taken for those of the next one. */
+static void loads_again(void)
+{
+    void *library;
+    size_t bytes;
+    char *before = load(&library, &bytes);
+    fill(before, bytes, 1);
+    IS_DORMANT();
+    char *memory = filled(GROWS, 2);
+    IS_MANAGED();
+    CHECK(dlclose(library) == 0);
+    char *variables = load(&library, &bytes);
+    CHECK(variables == before);
+    VERIFY_ZERO(variables, bytes);
+    fill(variables, bytes, 3);
+    for (int lap = 0; lap < 4; lap++)
+        VERIFY(memory, GROWS, 2);
+    REQUIRE_OUT(memory, GROWS);
+    VERIFY(variables, bytes, 3);
+    for (int is_loaded = 1; is_loaded >= 0; is_loaded--) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            if (is_loaded)
+                VERIFY(variables, bytes, 3);
+            VERIFY(memory, MIB, 2);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        CHECK(!is_loaded || dlclose(library) == 0);
+    }
+}
+
+/* A file that is the process's memory was opened before any memory was out. */
+static void reads_its_memory(void)
+{
+    int file = open("/proc/self/mem", O_RDWR);
+    CHECK(file >= 0);
+    IS_DORMANT();
+    char *memory = filled(GROWS, 1), page[PAGE];
+    for (size_t at = 0; at < GROWS; at += PAGE) {
+        ssize_t got = pread(file, page, PAGE, (off_t)(uintptr_t)(memory + at));
+        CHECK(got == PAGE || (got == -1 && errno == EIO));
+        if (got == PAGE)
+            VERIFY_FROM(page, PAGE, 1, at / PAGE);
+    }
+    fill(page, PAGE, 4);
+    for (size_t at = 0; at < GROWS; at += 64 * PAGE) {
+        ssize_t put = pwrite(file, page, PAGE, (off_t)(uintptr_t)(memory + at));
+        CHECK(put == PAGE || (put == -1 && errno == EIO));
+        if (put == PAGE)
+            VERIFY(memory + at, PAGE, 4);
+        VERIFY_FROM(memory + at + PAGE, PAGE, 1, at / PAGE + 1);
+    }
+}
+
 static void waits(void)
 {
     IS_DORMANT();
@@ -630,7 +703,8 @@ MAIN({ "stays", stays },
      { "spawns", spawns },
      { "keeps_what_it_moves", keeps_what_it_moves },
      { "wiped_in_children", wiped_in_children }, { "advises", advises },
-     { "has_session", has_session },
+     { "has_session", has_session }, { "loads_again", loads_again },
+     { "reads_its_memory", reads_its_memory },
      { "clones_and_executes", clones_and_executes },
      { "forks_in_a_user_namespace", forks_in_a_user_namespace },
      { "waits", waits })

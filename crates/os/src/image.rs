@@ -1,11 +1,12 @@
 //! Finds where the files whose code the engine runs lie in memory. These files are the one that this code is
 //! linked into, and libc, which has memcpy. The variables of both must never be paged out. From a certain
-//! size on, libc's memcpy reads variables of libc to choose how to copy.
+//! size on, libc's memcpy reads variables of libc to choose how to copy. Also finds where other libraries lie:
+//! the loader unmaps a library by calls that no hook sees.
 // UNSAFETY: reads the ELF headers that the dynamic linker has mapped.
 
 use crate::peek;
 use core::ffi::{c_char, c_int, c_void};
-use farpage_core::units::{PAGE_BYTES, PageRange};
+use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 
 /// The part of an ELF-64 header that says where the program headers are.
 #[repr(C)]
@@ -111,10 +112,38 @@ unsafe fn for_each_segment_of(header: *const Header, visit: &mut impl FnMut(Page
     }
 }
 
+/// Returns the pages from the first to the last segment of the ELF file whose first page is mapped at `start`.
+/// Returns none if another kind of file is there. The file may be unmapped meanwhile.
+pub fn span_of_file(start: usize) -> Option<PageRange> {
+    const ELF_64: [u8; 5] = *b"\x7fELF\x02";
+    const SEGMENTS_MAX: u16 = 128;
+    let text: [u8; size_of::<Header>()] = peek::read(start)?;
+    // SAFETY: the bytes have the size of a header, and any bytes are a valid header.
+    let header = unsafe { text.as_ptr().cast::<Header>().read_unaligned() };
+    if !text.starts_with(&ELF_64) || header.segments > SEGMENTS_MAX {
+        return None;
+    }
+    let (mut first, mut end) = (None, 0);
+    for at in 0..usize::from(header.segments) {
+        let offset = (header.segments_offset as usize).wrapping_add(at * size_of::<Segment>());
+        let text: [u8; size_of::<Segment>()] = peek::read(start.wrapping_add(offset))?;
+        // SAFETY: as for the header.
+        let segment = unsafe { text.as_ptr().cast::<Segment>().read_unaligned() };
+        if segment.kind == LOAD {
+            // Segments are in the order of their addresses. The first one begins with the file's first page.
+            first.get_or_insert(segment.address);
+            end = segment.address.saturating_add(segment.memory_bytes);
+        }
+    }
+    let page = PageIndex::of_address(start);
+    let before = PageIndex::of_address(first? as usize);
+    let pages = end.div_ceil(PAGE_BYTES as u64).checked_sub(before.0)?;
+    Some(PageRange::of(page, pages))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farpage_core::units::PageIndex;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// A bug: engine threads and hooks copied memory with the help of two words that could be evicted.
@@ -143,6 +172,34 @@ mod tests {
             for_each_segment(|pages| found |= pages.contains(PageIndex::of_address(range.start)));
             assert!(found, "{range:x?} of {file}");
         }
+    }
+
+    /// The span of libc, as its headers give it, is what the loader has mapped for libc.
+    #[test]
+    fn span_of_a_library_is_what_the_loader_has_mapped() {
+        let header = header_before(memcpy as *const () as usize).unwrap() as usize;
+        let span = span_of_file(header).unwrap();
+        let (mut is_first, mut end) = (true, PageIndex(0));
+        for_each_segment(|pages| {
+            if span.contains(pages.start) {
+                assert!(!is_first || pages.start == span.start);
+                (is_first, end) = (false, pages.end);
+            }
+        });
+        assert_eq!(end, span.end);
+    }
+
+    #[test]
+    fn other_files_have_no_span() {
+        let is_elf = |bytes: &[u8]| span_of_file(bytes.as_ptr() as usize).is_some();
+        let mut text = vec![0_u8; 2 * PAGE_BYTES];
+        assert!(!is_elf(&text) && span_of_file(0).is_none());
+        text[..5].copy_from_slice(b"\x7fELF\x02");
+        assert!(!is_elf(&text), "no segment");
+        // Sixteen program headers, at an offset where nothing is.
+        text[32..40].fill(0xff);
+        text[56] = 16;
+        assert!(!is_elf(&text));
     }
 
     #[test]

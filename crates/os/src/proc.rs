@@ -400,6 +400,8 @@ pub struct Mapping {
     pub is_executable: bool,
     /// Backed by no file.
     pub is_anonymous: bool,
+    /// The first page of a file.
+    pub begins_file: bool,
     /// The name that the kernel gives, if any.
     pub name: MappingName,
 }
@@ -487,7 +489,7 @@ fn parse_mapping(line: &[u8]) -> Option<Mapping> {
     let mut range = fields.next()?.split(|byte| *byte == b'-');
     let (start, end) = (parse_hex(range.next()?)?, parse_hex(range.next()?)?);
     let permissions = fields.next()?;
-    let _offset = fields.next()?;
+    let offset = fields.next()?;
     let device = fields.next()?;
     let inode = fields.next()?;
     let name = fields.next();
@@ -498,12 +500,14 @@ fn parse_mapping(line: &[u8]) -> Option<Mapping> {
         Some(name) if name.starts_with(b"[anon:") => MappingName::Given,
         Some(_) => MappingName::Other,
     };
+    let is_anonymous = device == b"00:00" && inode == b"0";
     Some(Mapping {
         pages: PageRange::new(PageIndex::of_address(start as usize), PageIndex::of_address(end as usize)),
         is_private_data: permissions == b"rw-p",
         is_private: permissions.ends_with(b"p"),
         is_executable: permissions.contains(&b'x'),
-        is_anonymous: device == b"00:00" && inode == b"0",
+        is_anonymous,
+        begins_file: !is_anonymous && parse_hex(offset)? == 0,
         name,
     })
 }
@@ -534,18 +538,36 @@ pub fn for_each_thread(mut visit: impl FnMut(u32)) -> Result<(), Errno> {
 /// Returns how many io_urings this process's first thread has among its descriptors; 0 if the descriptors
 /// can't be seen.
 pub fn rings() -> u64 {
-    const RING: &[u8] = b"anon_inode:[io_uring]";
+    descriptors(|link| link == b"anon_inode:[io_uring]")
+}
+
+/// Returns whether this process's first thread has its own memory open: /proc/PID/mem, or a thread's.
+pub fn has_memory_open() -> bool {
+    let mut own = [core::mem::MaybeUninit::uninit(); 16];
+    let Ok((own, _)) = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self", &mut own) else {
+        return false;
+    };
+    let is_memory = |link: &[u8]| {
+        let name = link.strip_prefix(b"/proc/").and_then(|rest| rest.strip_suffix(b"/mem"));
+        name.and_then(|name| name.strip_prefix(&*own)).is_some_and(|rest| matches!(rest, [] | [b'/', ..]))
+    };
+    descriptors(is_memory) > 0
+}
+
+/// Returns how many descriptors of this process's first thread are links to a file that `is_meant`. Links of
+/// more than 63 bytes are cut.
+fn descriptors(is_meant: impl Fn(&[u8]) -> bool) -> u64 {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(directory) = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty()) else { return 0 };
     let mut buffer = [core::mem::MaybeUninit::uninit(); 4096];
     let mut entries = rustix::fs::RawDir::new(&directory, &mut buffer);
-    let mut rings = 0;
+    let mut count = 0;
     while let Some(Ok(entry)) = entries.next() {
-        let mut target = [core::mem::MaybeUninit::uninit(); RING.len() + 1];
+        let mut target = [core::mem::MaybeUninit::uninit(); 63];
         let link = rustix::fs::readlinkat_raw(&directory, entry.file_name(), &mut target);
-        rings += u64::from(link.is_ok_and(|(target, _)| target == RING));
+        count += u64::from(link.is_ok_and(|(target, _)| is_meant(target)));
     }
-    rings
+    count
 }
 
 /// Returns the exit status of this process's first thread, if that thread has ended and every remaining

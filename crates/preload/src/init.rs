@@ -1,7 +1,7 @@
 //! Loading of the library: it finds the session, joins it or starts an engine, and hooks libc.
 
-use crate::{dormant, patch, stack};
-use core::ffi::{CStr, c_char, c_int};
+use crate::{dormant, getauxval, patch, stack};
+use core::ffi::{CStr, c_char, c_int, c_ulong};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use farpage_os::memory;
 use farpage_os::proc::Pagemap;
@@ -152,7 +152,8 @@ fn try_to_begin(
     let path = unsafe { (&raw const SESSION_PATH).read() };
     stack::prepare().map_err(|errno| StartError::Failed(StartFailure::Memory, errno))?;
     let left_alone = LeftAlone { block: dormant::block_pages(), stack: dormant::new_stack_pages() };
-    let engine = start(Start::new(path, thread_block(), parent, is_late, is_told_elsewhere, left_alone))?;
+    let (block, executable) = (thread_block(), program_headers());
+    let engine = start(Start::new(path, block, executable, parent, is_late, is_told_elsewhere, left_alone))?;
     let Ok(alive) = memory::place(AtomicU32::new(1)) else { sys::exit_group(FAILED) };
     // SAFETY: the word is the page's only content, and `engine` expects zero there in a child.
     if unsafe { memory::wipe_in_children(alive.as_ptr().cast(), farpage_core::units::PAGE_BYTES) }.is_err() {
@@ -163,6 +164,13 @@ fn try_to_begin(
     // Ordering: Release, so that a thread that sees the process alive sees the engine, too.
     ALIVE.store(alive, Ordering::Release);
     Ok(())
+}
+
+/// Returns the address of the executable's program headers; 0 if the kernel didn't tell.
+fn program_headers() -> usize {
+    const AT_PHDR: c_ulong = 3;
+    // SAFETY: the function looks a number up in the kernel's list, which stays as it is.
+    unsafe { getauxval(AT_PHDR) as usize }
 }
 
 /// Returns the address of the calling thread's control block.

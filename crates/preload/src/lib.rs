@@ -26,13 +26,14 @@ mod peers;
 mod stack;
 mod threads;
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_ulong, c_void};
 
 #[link(name = "c")]
 unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
     fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
     fn __errno_location() -> *mut c_int;
+    fn getauxval(kind: c_ulong) -> c_ulong;
 }
 
 /// `dlsym(RTLD_NEXT, name)`: returns the function that ours hides, or null.

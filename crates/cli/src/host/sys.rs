@@ -592,7 +592,13 @@ pub fn child(pid: u32) -> io::Result<Child> {
     };
     // The kernel counts KiB.
     let peak = (usage.ru_maxrss as u64).saturating_mul(1024);
-    Ok(Child { state, seen: Instant::now(), resident_peak: peak, resident_most: Some(peak), waited_for_most: peak })
+    Ok(Child {
+        state,
+        seen: Instant::now(),
+        resident_peak: peak,
+        resident_most: Some(peak),
+        waited_for_most: peak,
+    })
 }
 
 /// Result of a fork whose child goes on in the same code.

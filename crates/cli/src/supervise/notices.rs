@@ -351,6 +351,10 @@ fn retired(value: u64) -> String {
             "it limited its own memory (RLIMIT_DATA), and in `segv` mode an evicted page couldn't come back once the limit is reached; leave that limit alone in the program, or use another mode (`farpage doctor`)"
                 .into()
         }
+        Some(Retired::MemoryOpen) => {
+            "it has its own memory open as a file (/proc/self/mem), and in `segv` mode evicted pages would read as zeros there; use another mode (`farpage doctor`)"
+                .into()
+        }
         None => "unknown reason".into(),
     }
 }

@@ -95,6 +95,16 @@ pub fn compiled_in_units(name: &str, unit_bytes: u64) -> PathBuf {
     executable
 }
 
+/// Compiles a library, and puts it beside a compiled program that loads it.
+pub fn compiled_library(name: &str, program: &str) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(name);
+    let library = compiled(program).with_file_name(format!("{program}-{name}.so"));
+    let mut command = Command::new("cc");
+    command.args(["-O2", "-Wall", "-shared", "-fPIC", "-o"]).arg(library).arg(source.with_extension("c"));
+    let done = command.output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
 /// Returns where a program is, also in directories where only root looks.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

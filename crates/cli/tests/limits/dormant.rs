@@ -1,7 +1,7 @@
 //! Small processes have nothing of Farpage running in them, and are managed before they are large.
 
 use super::{is_gone, modes, wait_until};
-use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled};
+use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled, compiled_library};
 use crate::farpage::{is_root, skip};
 use std::fs;
 
@@ -58,6 +58,33 @@ fn process_that_grows_is_managed() {
 #[test]
 fn memory_shared_with_a_dormant_parent_counts_once() {
     is_right(&["shares"]);
+}
+
+/// With `thread` the variables of a library were zeros, after another library had been where it is now. A
+/// fork's child was ended if no library was there any more.
+#[test]
+fn library_that_is_loaded_again_keeps_its_variables() {
+    let Some(_alone) = alone_with("cc") else { return };
+    compiled_library("library", "dormant");
+    let modes = if is_root() { &["thread", "signal", "segv"][..] } else { &["signal", "segv"] };
+    for faults in modes {
+        let outcome = run(faults, "loads_again");
+        assert_eq!(outcome.status, Some(0), "{faults}: {}", outcome.stderr);
+        assert!(outcome.counter("evict_taken") > 0, "{faults}: {}", outcome.stderr);
+    }
+}
+
+/// With `segv` an evicted page read as zeros through /proc/self/mem, and what was written there was lost. A
+/// program that had opened the file early was not noticed.
+#[test]
+fn memory_that_is_open_as_a_file_stays_right() {
+    let Some(_alone) = alone_with("cc") else { return };
+    for faults in ["signal", "segv"] {
+        let outcome = run(faults, "reads_its_memory");
+        assert_eq!(outcome.status, Some(0), "{faults}: {}", outcome.stderr);
+        let is_told = outcome.stderr.contains("it has its own memory open as a file");
+        assert_eq!(is_told, faults == "segv", "{}", outcome.stderr);
+    }
 }
 
 /// Locked, read-only or executable memory exists, though the kernel doesn't count it as data.

@@ -13,7 +13,9 @@ fn lines_of_maps_are_read_for_what_they_are() {
     assert_eq!(heap.name, MappingName::Heap);
     let file = parse_mapping(b"55d0c000-55d0d000 r-xp 00001000 fe:00 123   /usr/bin/x y").unwrap();
     assert!(!file.is_private_data && !file.is_anonymous);
-    assert!(file.is_private && file.is_executable);
+    assert!(file.is_private && file.is_executable && !file.begins_file);
+    let first = parse_mapping(b"55d0b000-55d0c000 r--p 00000000 fe:00 123   /usr/bin/x y").unwrap();
+    assert!(first.begins_file && !mapping.begins_file);
     let named = parse_mapping(b"7f0c1a000000-7f0c1a200000 ---p 00000000 00:00 0   [anon:my heap]").unwrap();
     assert!(named.is_private && named.is_anonymous && !named.is_private_data && !named.is_executable);
     assert_eq!(named.name, MappingName::Given);

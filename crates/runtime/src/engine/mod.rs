@@ -7,6 +7,7 @@
 
 pub mod dormant;
 pub mod fork;
+mod known;
 pub mod retire;
 pub mod stacks;
 pub mod start;

@@ -7,8 +7,8 @@
 //! thread for each CPU, and two threads that read ahead.
 
 use crate::engine::fork::{self, Heirs};
+use crate::engine::known;
 use crate::engine::retire::{self, Retirement};
-use crate::engine::stacks::Stacks;
 use crate::engine::{Engine, FaultMode, MANAGED_PAGES_MIN};
 use crate::guard;
 use crate::guard::direct::Direct;
@@ -24,7 +24,7 @@ use crate::privileges::credentials::{self, Watch};
 use crate::session::devices::{self, Devices};
 use crate::session::first::{First, STATUS_FAILED};
 use crate::session::record::{Membership, name_record};
-use crate::session::{Notice, PATH_BYTES, Settings, StartFailure, StopReason, UffdSource};
+use crate::session::{Notice, PATH_BYTES, Retired, Settings, StartFailure, StopReason, UffdSource};
 use crate::worker::ahead::{AheadQueue, Reclaim};
 use crate::worker::polling::Polling;
 use crate::worker::{Progress, Worker};
@@ -35,7 +35,6 @@ use farpage_core::memory::Region;
 use farpage_core::pager::{Pager, Parts, Wake};
 use farpage_core::reclaim::rivals::{WAYS, Watched};
 use farpage_core::stats::Gauge;
-use farpage_core::table::ranges::{Flags, Range, Ranges};
 use farpage_core::table::{DIRECTORY_LEAVES, Leaf, Table};
 use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
 use farpage_core::zswap::pool::{BlockMeta, ObjectMeta, Pool, PoolLayout, PoolMemory};
@@ -45,17 +44,15 @@ use farpage_fault::signal::{Handover, Woken};
 use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
 use farpage_os::clock::now_ns;
-use farpage_os::proc::{Mapping, MappingName, Pagemap, Rollup, Statm};
+use farpage_os::proc::{Pagemap, Rollup, Statm};
 use farpage_os::signal::SIGSEGV;
 use farpage_os::sys::{self, Errno, number};
 use farpage_os::thread::{self, Descriptors};
 use farpage_os::uffd::{Features, Uffd};
-use farpage_os::{futex, image, memory, proc};
+use farpage_os::{futex, memory, proc};
 use rustix::fd::AsRawFd;
 use rustix::fs::{Mode, OFlags};
 
-/// Ranges that one process can have, at most. The kernel's own default limit of mappings is 65,530.
-const RANGES_MAX: usize = 1 << 16;
 /// Bytes that the engine itself takes at least, beyond what the program has: frames, scratch memory, tables.
 const OWN_BYTES_MIN: u64 = 5 << 20;
 /// Reader index of the keeper. The handler threads have the indices after it.
@@ -110,6 +107,8 @@ pub struct Start {
     pub session_path: [u8; PATH_BYTES],
     /// The calling thread's control block, which must never be paged; 0 if it doesn't matter.
     pub thread_block: usize,
+    /// Address of the executable's program headers. Unlike libraries, the executable is never unmapped.
+    pub executable: usize,
     /// In a fork's child: the parent's engine, whose list of mappings is still right.
     pub parent: Option<&'static Engine>,
     /// Whether the program's own code has run already, because the process was dormant.
@@ -144,6 +143,7 @@ impl Start {
     pub const fn new(
         session_path: [u8; PATH_BYTES],
         thread_block: usize,
+        executable: usize,
         parent: Option<&'static Engine>,
         is_late: bool,
         is_told_elsewhere: bool,
@@ -152,6 +152,7 @@ impl Start {
         Start {
             session_path,
             thread_block,
+            executable,
             parent,
             is_late,
             is_told_elsewhere,
@@ -408,6 +409,11 @@ fn activate(engine: &'static Engine, nice: i32) {
     if !engine.mode().calls_can_wait() && !guard::arm::all(engine) {
         retire::end(engine, None);
     }
+    // No thread can open the file any more. A child that inherits pages has a parent that hadn't it open.
+    if engine.mode() == FaultMode::Segv && !engine.inherits() && proc::has_memory_open() {
+        engine.ask_to_retire(Retired::MemoryOpen);
+        retire::end(engine, None);
+    }
     engine.note_rings();
     let exclusive = engine.map.exclusive();
     if engine.mode() == FaultMode::Segv {
@@ -596,7 +602,7 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
     name_record(record);
     let failed = |failure| move |errno| StartError::Failed(failure, errno);
     let no_memory = failed(StartFailure::Memory);
-    let ranges = known_ranges(request).map_err(no_memory)?;
+    let ranges = known::ranges(request).map_err(no_memory)?;
     let statm = Statm::open().map_err(failed(StartFailure::Proc))?;
     let rollup = Rollup::open().map_err(failed(StartFailure::Proc))?;
     let pagemap = Pagemap::open().map_err(failed(StartFailure::Proc))?;
@@ -820,77 +826,4 @@ fn open_device() -> Result<Uffd, Errno> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let device = rustix::fs::open(c"/dev/userfaultfd", flags, Mode::empty());
     Uffd::by_device(&device.map_err(|error| Errno(error.raw_os_error()))?)
-}
-
-/// Makes memory for a list of ranges. Children get it too, because they start from the parent's list.
-fn range_list() -> Result<&'static mut [Range], Errno> {
-    let bytes = Region::bytes_for::<Range>(RANGES_MAX);
-    let base = memory::reserve(bytes)?;
-    // SAFETY: the mapping was just made. It is readable, writable, all zero, and this region's alone for
-    // good.
-    Ok(unsafe { Region::new(base, bytes) }.carve::<Range>(RANGES_MAX))
-}
-
-/// Returns the mappings that the program has already: those of its parent at the fork, otherwise those in
-/// /proc.
-fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
-    let mut ranges = Ranges::new(range_list()?);
-    if let Some(parent) = request.parent {
-        let mut from = PageIndex(0);
-        while let Some(range) = { parent.pager.ranges.lock().at_or_after(from) } {
-            from = range.pages.end;
-            if !range.flags.has(Flags::DONT_FORK) {
-                // A child inherits neither locks nor registrations.
-                let flags =
-                    range.flags.without(Flags::REGISTERED).without(Flags::LOCKED).without(Flags::ON_TOUCH);
-                let _ = ranges.insert(range.pages, flags);
-            }
-        }
-        return Ok(ranges);
-    }
-    let stacks = Stacks::find();
-    let mut add = |mapping: Mapping| {
-        let named = match mapping.name {
-            MappingName::Heap => true,
-            MappingName::None => stacks.all_known,
-            MappingName::Given => stacks.all_known && request.is_late,
-            MappingName::Stack | MappingName::Other => false,
-        };
-        let block = PageIndex::of_address(request.thread_block);
-        // The kernel may have joined the control block's mapping with memory of the program since the library
-        // was loaded.
-        let is_known = request.left_alone.block.is_some_and(|pages| pages.contains(block));
-        let holds_thread = mapping.pages.contains(block) && !is_known
-            || stacks.known().any(|pointer| mapping.pages.contains(PageIndex::of_address(pointer)));
-        let has_place = mapping.pages.end <= changes::EVERYTHING.end;
-        // A library's reservation from before the preload library was loaded is left alone. The program will
-        // use what it has reserved itself.
-        let flags = match mapping {
-            Mapping { is_private_data: true, .. } => Some(Flags::NONE),
-            Mapping { is_private: true, .. } if request.is_late => Some(changes::flags_of(&mapping)),
-            _ => None,
-        };
-        if let Some(flags) = flags.filter(|_| mapping.is_anonymous && named && has_place && !holds_thread) {
-            let _ = ranges.insert(mapping.pages, flags);
-        }
-    };
-    // Calls past libc, which no hook saw, may have asked for special treatment of a mapping (such as mlock).
-    let read = if request.is_late {
-        proc::for_each_plain_mapping(&mut add)
-    } else {
-        proc::for_each_mapping(&mut add)
-    };
-    read?;
-    memory::for_each_early_reservation(|range| {
-        let _ = ranges.remove(range);
-    });
-    for range in [request.left_alone.block, request.left_alone.stack].into_iter().flatten() {
-        let _ = ranges.remove(range);
-    }
-    // The variables of the engine and of libc stay out. The kernel may have joined them with what follows to
-    // one mapping.
-    image::for_each_segment(|range| {
-        let _ = ranges.remove(range);
-    });
-    Ok(ranges)
 }

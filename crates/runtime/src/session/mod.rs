@@ -361,6 +361,8 @@ pub enum Retired {
     NotTaken,
     /// The program has limited its own memory by RLIMIT_DATA (`segv` mode).
     DataLimit,
+    /// The program has opened the file that is its own memory, before memory reached the budget (`segv` mode).
+    MemoryOpen,
 }
 
 impl Retired {
@@ -373,6 +375,7 @@ impl Retired {
             Retired::AllThreads => 4,
             Retired::NotTaken => 5,
             Retired::DataLimit => 6,
+            Retired::MemoryOpen => 7,
         }
     }
 
@@ -385,6 +388,7 @@ impl Retired {
             4 => Retired::AllThreads,
             5 => Retired::NotTaken,
             6 => Retired::DataLimit,
+            7 => Retired::MemoryOpen,
             _ => return None,
         })
     }

@@ -126,6 +126,7 @@ fn engine() -> Option<&'static Engine> {
         let start = &*Box::leak(Box::new(Start::new(
             place,
             0,
+            0,
             None,
             false,
             false,
