@@ -403,6 +403,11 @@ static void locked_up_to_a_hole(void)
     REQUIRE_OUT(memory + 5 * MIB, 8 * MIB);
     VERIFY(memory, 4 * MIB, 21);
     VERIFY_FROM(memory + 4 * MIB + PAGE, LARGE - 4 * MIB - PAGE, 21, 4 * MIB / PAGE + 1);
+    /* A failed munlock is done up to the hole, too. */
+    CHECK(munlock(memory, LARGE) == -1 && errno == ENOMEM);
+    push_out();
+    REQUIRE_OUT(memory, 4 * MIB);
+    VERIFY(memory, 4 * MIB, 21);
 }
 
 /* A process that may not lock so much memory gets an error, and nothing else happens. Formerly all of the

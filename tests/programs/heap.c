@@ -186,6 +186,38 @@ static void populated(void)
     }
 }
 
+/* MAP_POPULATE fills a mapping of a file, too: private memory that may be written, or the file's own. */
+static void populated_from_a_file(void)
+{
+    char *memory = filled(LARGE, 7), path[] = "/tmp/populated-XXXXXX";
+    int file = mkstemp(path), pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    CHECK(file >= 0 && pagemap >= 0 && unlink(path) == 0);
+    CHECK(write(file, memory, 4 * MIB) == (ssize_t)(4 * MIB));
+    int kinds[] = { MAP_PRIVATE, MAP_SHARED };
+    for (size_t kind = 0; kind < 2; kind++) {
+        char *mapped = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, kinds[kind] | MAP_POPULATE, file, 0);
+        CHECK(mapped != MAP_FAILED);
+        for (size_t at = 0; at < 4 * MIB; at += PAGE) {
+            uint64_t entry, from = (uintptr_t)(mapped + at) / PAGE * sizeof entry;
+            CHECK(pread(pagemap, &entry, sizeof entry, (off_t)from) == sizeof entry && entry >> 63 == 1);
+        }
+        VERIFY(mapped, 4 * MIB, 7);
+        CHECK(munmap(mapped, 4 * MIB) == 0);
+    }
+    REQUIRE_OUT(memory, LARGE);
+    VERIFY(memory, LARGE, 7);
+}
+
+/* An address that can't be is a hint like any other: programs ask so for addresses of 57 bits. Formerly such
+ * memory was never evicted. */
+static void hint_that_can_not_be(void)
+{
+    char *memory = map_at((void *)-1, LARGE, 0);
+    fill(memory, LARGE, 8);
+    REQUIRE_OUT(memory, LARGE);
+    VERIFY(memory, LARGE, 8);
+}
+
 /* Pages of zeros that were only read are all there and take no memory. Once written they take memory, without
  * a fault for a missing page. A kernel before Linux 6.7 doesn't say which pages those are. The program writes
  * backwards, because eviction goes forwards. */
@@ -213,4 +245,5 @@ MAIN({ "break_up_and_down", break_up_and_down }, { "small_blocks", small_blocks 
      { "small_mappings", small_mappings },
      { "zeros_of_calloc", zeros_of_calloc }, { "zeros_read_and_then_written", zeros_read_and_then_written },
      { "static_array", static_array }, { "static_array_with_content", static_array_with_content },
-     { "populated", populated })
+     { "populated", populated }, { "populated_from_a_file", populated_from_a_file },
+     { "hint_that_can_not_be", hint_that_can_not_be })

@@ -170,6 +170,29 @@ static void wiped_in_children(void)
     VERIFY(memory, LARGE, 70);
 }
 
+/* Advice that fails at a file has been taken for what lies before the file. Formerly a child saw its parent's
+ * bytes where pages had been out. */
+static void wiped_up_to_a_file(void)
+{
+    char *memory = filled(LARGE, 71);
+    int file = open("/proc/self/exe", O_RDONLY);
+    CHECK(file >= 0);
+    char *page = memory + LARGE / 2;
+    CHECK(mmap(page, PAGE, PROT_READ, MAP_SHARED | MAP_FIXED, file, 0) == page);
+    push_out();
+    REQUIRE_OUT(memory, LARGE / 2);
+    CHECK(madvise(memory, LARGE, MADV_WIPEONFORK) == -1 && errno == EINVAL);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        VERIFY_ZERO(memory, LARGE / 2);
+        VERIFY_FROM(page + PAGE, LARGE / 2 - PAGE, 71, LARGE / 2 / PAGE + 1);
+        _exit(0);
+    }
+    ended_well(child);
+    VERIFY(memory, LARGE / 2, 71);
+}
+
 static void *reads_into(void *place)
 {
     ssize_t got = read(ends[0], place, 1);
@@ -627,7 +650,7 @@ MAIN({ "fork_within_budget", fork_within_budget }, { "fork_of_a_fork", fork_of_a
      { "fork_after_giving_back", fork_after_giving_back }, { "fork_while_out", fork_while_out },
      { "line_of_forks_while_out", line_of_forks_while_out }, { "many_children_while_out", many_children_while_out },
      { "wiped_in_children", wiped_in_children }, { "holes_of_its_own", holes_of_its_own },
-     { "wiped_where_it_was_moved", wiped_where_it_was_moved }, { "sealed_and_forked", sealed_and_forked },
+     { "wiped_up_to_a_file", wiped_up_to_a_file }, { "wiped_where_it_was_moved", wiped_where_it_was_moved }, { "sealed_and_forked", sealed_and_forked },
      { "kept_from_children_and_given_again", kept_from_children_and_given_again },
      { "bare_clone", bare_clone }, { "programs_started_while_out", programs_started_while_out }, { "borrowers_killed", borrowers_killed },
      { "other_program_in_our_place", other_program_in_our_place }, { "fork_while_sparse", fork_while_sparse },

@@ -74,7 +74,7 @@ cases! {
         made_executable locked_and_unlocked unlocked_after_the_take_over all_locked locking_refused only_written_or_executed forbidden_before
         freed_before freed_up_to_a_file locked_up_to_a_hole sparse_lock_refused;
     heap: break_up_and_down small_blocks arenas small_mappings zeros_of_calloc zeros_read_and_then_written static_array
-        static_array_with_content populated;
+        static_array_with_content populated populated_from_a_file hint_that_can_not_be;
     io: files streams long_lines direct direct_while_pushed_out pipes pages_lent_to_a_pipe pinned_over_the_budget registered_before_the_budget moved_after_it_was_registered through_proc forbidden_while_out calls_wait_with_memory_that_is_only_read futexes
         all_in_one_call large_writes_that_wait two_writers_of_a_pipe large_messages reads_that_do_not_wait peer_that_leaves;
     peer_writes: from_a_parent;
@@ -93,7 +93,7 @@ cases! {
     strange: closes_all_descriptors takes_our_numbers takes_our_numbers_while_out many_regions exhausts_its_stack limits_of_everything another_user another_root
         cleared_environment clones_of_nothing refused_programs;
     processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_while_out fork_while_sparse
-        line_of_forks_while_out many_children_while_out wiped_in_children wiped_where_it_was_moved sealed_and_forked holes_of_its_own kept_from_children_and_given_again
+        line_of_forks_while_out many_children_while_out wiped_in_children wiped_up_to_a_file wiped_where_it_was_moved sealed_and_forked holes_of_its_own kept_from_children_and_given_again
         snapshots_beside_writers bare_clone
         programs_started_while_out borrowers_killed other_program_in_our_place forks_beside_threads moved_in_a_child last_thread_ends_by_the_call;
 }

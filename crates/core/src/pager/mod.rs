@@ -263,10 +263,7 @@ impl<'m> Pager<'m> {
         self.stats.set(Gauge::PoolBytes, pool.bytes as u64);
         self.stats.set(Gauge::PoolPayload, pool.payload_bytes as u64);
         self.stats.set(Gauge::Stored, pool.objects as u64);
-        self.stats.raise_with(
-            (Gauge::PoolPeak, pool.bytes as u64),
-            (Gauge::StoredPeak, pool.objects as u64),
-        );
+        self.stats.raise_with((Gauge::PoolPeak, pool.bytes as u64), (Gauge::StoredPeak, pool.objects as u64));
         self.stats.set(Gauge::SlotsUsed, self.areas.in_use());
     }
 

@@ -75,7 +75,7 @@ pub struct Range {
 // SAFETY: integers, each valid as zero, and none with a drop.
 unsafe impl Zeroed for Range {}
 
-/// The list is full. The program has more mappings than Farpage can follow (the kernel's limit is 65,530).
+/// The list is full. The program has more mappings than Farpage can follow.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooMany;
 

@@ -14,7 +14,7 @@ use crate::mappings::segments;
 use core::sync::atomic::Ordering;
 use farpage_core::stats::{Counter, Gauge};
 use farpage_core::sync;
-use farpage_core::table::ranges::{Flags, Range};
+use farpage_core::table::ranges::{Flags, Range, Ranges, TooMany};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::segv::ByProtection;
 use farpage_os::errno::returned::{EFAULT, EINVAL, ENOMEM, ENOSYS};
@@ -78,7 +78,7 @@ impl Engine {
     fn forget(&self, range: PageRange) {
         self.pager.discard(range);
         self.protections.inspect(|protections| protections.forget(range));
-        let mut ranges = self.pager.ranges.lock();
+        let ranges = self.pager.ranges.lock();
         let mut from = range.start;
         while let Some(known) = ranges.at_or_after(from).filter(|known| known.pages.start < range.end) {
             if known.flags.has(Flags::REGISTERED) {
@@ -87,7 +87,17 @@ impl Engine {
             }
             from = known.pages.end;
         }
-        let _ = ranges.remove(range);
+        drop(ranges);
+        self.note(|ranges| ranges.remove(range));
+    }
+
+    /// Changes the list of ranges. Ends the program if the list is full. Otherwise the engine would take
+    /// later memory there for what was there before.
+    pub(super) fn note(&self, change: impl FnOnce(&mut Ranges<'_>) -> Result<(), TooMany>) {
+        let noted = change(&mut self.pager.ranges.lock());
+        if noted.is_err() {
+            out_of_tables(self);
+        }
     }
 
     /// Prepares for new memory at `range`. An earlier mapping may still be known there, if a call unmapped it
@@ -154,13 +164,21 @@ pub fn mmap(engine: &'static Engine, mut arguments: Arguments) -> isize {
     let unmanaged = raw::MAP_STACK | raw::MAP_GROWSDOWN | raw::MAP_HUGETLB;
     let is_ours = flag(raw::MAP_ANONYMOUS) && is_private && !flag(unmanaged);
     let replaces = flag(raw::MAP_FIXED) && !flag(raw::MAP_FIXED_NOREPLACE);
-    let Some(wanted) = pages_of(address, bytes).filter(|_| bytes > 0) else {
-        return pass_on(number::MMAP, arguments);
+    // Without MAP_FIXED an address is a hint, and the kernel doesn't mind one that can't be.
+    let nowhere = PageRange::of(PageIndex(0), 0);
+    let replaced = match pages_of(address, bytes) {
+        Some(wanted) if replaces && is_aligned(address) => wanted,
+        None if replaces => return pass_on(number::MMAP, arguments),
+        _ => nowhere,
     };
-    let replaced = if replaces && is_aligned(address) { wanted } else { PageRange::of(wanted.start, 0) };
+    if is_ours && (flag(raw::MAP_LOCKED) || engine.lock_future.load(Ordering::Relaxed) == LOCK_AND_FILL) {
+        engine.prepare_to_fill(bytes as u64);
+    }
     let exclusive = engine.settled([replaced]);
-    if is_ours && (engine.is_active() || bytes as u64 > engine.headroom()) {
-        // Populating is a hint, and would go past the budget before anything can be registered.
+    // Populating is a hint. Memory of ours would go past the budget before anything can be registered. Other
+    // memory is filled below: the kernel may read all of a file.
+    let populates = flag(raw::MAP_POPULATE) && !flag(raw::MAP_NONBLOCK) && !is_ours;
+    if populates || is_ours && (engine.is_active() || bytes as u64 > engine.headroom()) {
         arguments[3] &= !(raw::MAP_POPULATE as usize);
     }
     let result = pass_on(number::MMAP, arguments);
@@ -177,8 +195,27 @@ pub fn mmap(engine: &'static Engine, mut arguments: Arguments) -> isize {
         let known = flags_for(protection);
         let known = if flag(raw::MAP_LOCKED) { known.with(Flags::LOCKED) } else { known };
         adopt_new(engine, range, known, exclusive);
+    } else {
+        drop(exclusive);
+        if populates {
+            populate(range, protection, is_private);
+        }
     }
     result
+}
+
+/// Fills a mapping as MAP_POPULATE does. Without any lock: other threads' faults don't wait for the file.
+fn populate(range: PageRange, protection: usize, is_private: bool) {
+    let can = |bit: u32| protection & bit as usize != 0;
+    let advice = match (can(raw::PROT_WRITE) && is_private, can(raw::PROT_READ | raw::PROT_EXEC)) {
+        (true, _) => raw::MADV_POPULATE_WRITE,
+        (false, true) => raw::MADV_POPULATE_READ,
+        (false, false) => return,
+    };
+    // Linux before 5.14 doesn't know this advice. Then the hint isn't taken.
+    //
+    // SAFETY: populating changes no byte and discards no page.
+    let _ = unsafe { memory::advise(range, advice) };
 }
 
 /// Adopts new memory. Locks it as well if all future memory is to be locked. Releases the map lock.
@@ -413,10 +450,12 @@ fn moved_or_resized(
     }
     let Some(known) = known else { return unknown_moved_or_resized(engine, old, moved_to, old_stays) };
     engine.pager.stats().count(Counter::MapChanges);
+    // Addresses that the kernel knows don't move along, and new memory has none.
+    let flags = known.flags.without(Flags::HELD);
     if start == address {
-        resized_in_place(engine, old, moved_to, known.flags);
+        resized_in_place(engine, old, moved_to, flags);
     } else {
-        moved(engine, old, moved_to, known.flags, old_stays);
+        moved(engine, old, moved_to, flags, old_stays);
     }
 }
 
@@ -488,13 +527,10 @@ fn moved(engine: &'static Engine, old: PageRange, new: PageRange, flags: Flags, 
     engine.pager.stats().gauge_add(Gauge::ManagedBytes, new.bytes() as u64);
 }
 
-/// Adds a registered range to the list. Ends the program if that fails. The engine wouldn't hear that a
-/// registered range outside of the list is unmapped. The range's pages would be taken for those of the next
-/// memory there.
+/// Adds a registered range to the list. The engine wouldn't hear that a registered range outside of the list
+/// is unmapped.
 fn note_registered(engine: &Engine, range: PageRange, flags: Flags) {
-    if engine.pager.ranges.lock().insert(range, flags).is_err() {
-        out_of_tables(engine);
-    }
+    engine.note(|ranges| ranges.insert(range, flags));
 }
 
 /// Ends the program, because some of its memory can't be reached any more.
@@ -535,17 +571,7 @@ pub fn madvise(engine: &'static Engine, arguments: Arguments) -> isize {
             0
         }
         raw::MADV_DONTFORK | raw::MADV_DOFORK => show_or_hide(engine, range, arguments),
-        raw::MADV_WIPEONFORK | raw::MADV_KEEPONFORK => {
-            let _exclusive = engine.map.exclusive();
-            let result = pass_on(number::MADVISE, arguments);
-            let wipe = advice as u32 == raw::MADV_WIPEONFORK;
-            let change =
-                |f: Flags| if wipe { f.with(Flags::WIPE_ON_FORK) } else { f.without(Flags::WIPE_ON_FORK) };
-            if result == 0 || result == HOLE {
-                let _ = engine.pager.ranges.lock().update(range, change);
-            }
-            result
-        }
+        raw::MADV_WIPEONFORK | raw::MADV_KEEPONFORK => wipe_or_keep(engine, range, arguments),
         _ => pass_on(number::MADVISE, arguments),
     }
 }
@@ -604,12 +630,34 @@ fn discarded(engine: &Engine, range: PageRange) {
     let _ = engine.protections.map(|protections| protections.withdraw(range));
 }
 
+/// Has children of forks get zeros for `range`, or again what is there, as the program asked.
+fn wipe_or_keep(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
+    let _exclusive = engine.map.exclusive();
+    let wipe = arguments[2] as u32 == raw::MADV_WIPEONFORK;
+    let change = |f: Flags| if wipe { f.with(Flags::WIPE_ON_FORK) } else { f.without(Flags::WIPE_ON_FORK) };
+    let result = pass_on(number::MADVISE, arguments);
+    if result == 0 || result == HOLE {
+        engine.note(|ranges| ranges.update(range, change));
+        return result;
+    }
+    // The kernel stops at memory of another kind, and has advised what lies before. Advice that is given
+    // again changes nothing.
+    in_parts_over_holes(engine, range, Flags::NONE, |part, _| {
+        let result = pass_on(number::MADVISE, [part.start.address(), part.bytes(), arguments[2], 0, 0, 0]);
+        if result == 0 || result == HOLE {
+            engine.note(|ranges| ranges.update(part, change));
+        }
+        result
+    });
+    result
+}
+
 /// Hides `range` from the program's children, or shows it to them again, as the program asked.
 fn show_or_hide(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
     let _exclusive = engine.map.exclusive();
     let hide = arguments[2] as u32 == raw::MADV_DONTFORK;
     let change = |f: Flags| if hide { f.with(Flags::DONT_FORK) } else { f.without(Flags::DONT_FORK) };
-    let _ = engine.pager.ranges.lock().update(range, change);
+    engine.note(|ranges| ranges.update(range, change));
     if hide || !engine.is_active() {
         return pass_on(number::MADVISE, arguments);
     }
@@ -675,9 +723,9 @@ pub fn mprotect(engine: &'static Engine, call: usize, arguments: Arguments) -> i
         _ => f,
     };
     let plain = |f: Flags| f.without(Flags::PROTECTED).without(Flags::FOREIGN);
-    let _ = engine.pager.ranges.lock().update(range, |f| keyed(plain(f).with(after)));
+    engine.note(|ranges| ranges.update(range, |f| keyed(plain(f).with(after))));
     if after == Flags::NONE && engine.is_active() {
-        engine.take_over(range.start, |range| engine.registrar.ask(range));
+        engine.take_over_all(range, |range| engine.registrar.ask(range));
     }
     result
 }

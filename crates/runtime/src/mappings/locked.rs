@@ -79,7 +79,7 @@ fn lock_on_touch(engine: &Engine, range: PageRange, for_good: bool) -> isize {
     };
     let as_asked = if for_good { Flags::LOCKED.with(Flags::ON_TOUCH) } else { Flags::LOCKED };
     let change = |flags: Flags| flags.without(Flags::ON_TOUCH).with(as_asked);
-    let _ = engine.pager.ranges.lock().update(locked, change);
+    engine.note(|ranges| ranges.update(locked, change));
     result
 }
 
@@ -87,8 +87,10 @@ fn lock_on_touch(engine: &Engine, range: PageRange, for_good: bool) -> isize {
 pub fn munlock(engine: &'static Engine, arguments: Arguments) -> isize {
     let [address, bytes, ..] = arguments;
     let result = pass_on(number::MUNLOCK, arguments);
-    if let (0, Some(range)) = (result, pages_of(address, bytes)) {
-        mark_locked(engine, range, false);
+    if let (0 | HOLE, Some(range)) = (result, pages_of(address, bytes)) {
+        // The kernel unlocks what lies before a hole, and stops there.
+        let unlocked = if result == HOLE { memory::mapped_before_a_hole(range) } else { range };
+        mark_locked(engine, unlocked, false);
     }
     result
 }
@@ -97,7 +99,7 @@ fn mark_locked(engine: &'static Engine, range: PageRange, locked: bool) {
     let _exclusive = engine.map.exclusive();
     let unlocked = |f: Flags| f.without(Flags::LOCKED).without(Flags::ON_TOUCH);
     let change = |f: Flags| if locked { unlocked(f).with(Flags::LOCKED) } else { unlocked(f) };
-    let _ = engine.pager.ranges.lock().update(range, change);
+    engine.note(|ranges| ranges.update(range, change));
     if !locked && engine.is_active() {
         // Ranges that were locked when their mapping was taken over have not been registered.
         engine.take_over_all(range, |range| engine.registrar.ask(range));
@@ -107,10 +109,22 @@ fn mark_locked(engine: &'static Engine, range: PageRange, locked: bool) {
 }
 
 /// Keeps the pages in `range` in memory until they are unmapped. A page that isn't there yet stays once it is
-/// touched.
+/// touched. If the list of ranges has no room for a part of a range, all of the range is kept.
 pub fn hold(engine: &'static Engine, range: PageRange) {
     let _exclusive = engine.settled([range]);
-    let _ = engine.pager.ranges.lock().update(range, |flags| flags.with(Flags::HELD));
+    let held = |flags: Flags| flags.with(Flags::HELD);
+    let mut from = range.start;
+    while let Some(known) = { engine.pager.ranges.lock().at_or_after(from) } {
+        let part = known.pages.intersection(range);
+        if part.is_empty() {
+            return;
+        }
+        let is_noted = engine.pager.ranges.lock().update(part, held).is_ok();
+        if !is_noted {
+            engine.note(|ranges| ranges.update(known.pages, held));
+        }
+        from = part.end;
+    }
 }
 
 /// Locks all memory as `mlockall(flags)` does.
