@@ -561,6 +561,43 @@ static void registered_before_the_budget(void)
     VERIFY(content, bytes, 19);
 }
 
+static int filled_later[2];
+
+static void *reads_later(void *place)
+{
+    ssize_t got = read(filled_later[0], place, 100);
+    return (void *)got;
+}
+
+/* Memory is discarded while a call waits to write there. Formerly the call ended with EFAULT, and what it would
+ * have brought was lost. */
+static void discarded_while_a_call_waits(void)
+{
+    int advice[] = { MADV_DONTNEED, MADV_FREE };
+    CHECK(pipe(filled_later) == 0);
+    char *memory = filled(LARGE, 12), bytes[100];
+    memset(bytes, 77, sizeof bytes);
+    for (size_t i = 0; i < 2; i++) {
+        push_out();
+        char *place = memory + (i + 1) * 4 * MIB;
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, reads_later, place) == 0);
+        usleep(100000);
+        CHECK(madvise(place - MIB, 2 * MIB, advice[i]) == 0);
+        CHECK(write(filled_later[1], bytes, sizeof bytes) == sizeof bytes);
+        void *got;
+        CHECK(pthread_join(thread, &got) == 0 && (ssize_t)got == sizeof bytes);
+        CHECK(memcmp(place, bytes, sizeof bytes) == 0);
+        if (advice[i] == MADV_DONTNEED) {
+            VERIFY_ZERO(place - MIB, MIB);
+            VERIFY_ZERO(place + PAGE, MIB - PAGE);
+            CHECK(place[100] == 0 && place[PAGE - 1] == 0);
+        }
+    }
+    VERIFY(memory, 3 * MIB, 12);
+    VERIFY_FROM(memory + 9 * MIB, LARGE - 9 * MIB, 12, 9 * MIB / PAGE);
+}
+
 /* Reads and writes as a debugger does. The kernel doesn't wait for a userfaultfd when /proc/PID/mem is used.
  * For a page that is out it answers EIO, never a wrong byte. Without a userfaultfd the kernel would find
  * zeros; there the file can't be opened, by no name. process_vm_readv waits. */
@@ -784,6 +821,7 @@ MAIN({ "files", files }, { "streams", streams }, { "long_lines", long_lines }, {
      { "registered_before_the_budget", registered_before_the_budget },
     { "moved_after_it_was_registered", moved_after_it_was_registered }, { "through_proc", through_proc },
      { "forbidden_while_out", forbidden_while_out },
+     { "discarded_while_a_call_waits", discarded_while_a_call_waits },
      { "calls_wait_with_memory_that_is_only_read", calls_wait_with_memory_that_is_only_read }, { "futexes", futexes }, { "all_in_one_call", all_in_one_call },
      { "large_writes_that_wait", large_writes_that_wait }, { "two_writers_of_a_pipe", two_writers_of_a_pipe },
      { "large_messages", large_messages }, { "reads_that_do_not_wait", reads_that_do_not_wait }, { "peer_that_leaves", peer_that_leaves })

@@ -75,7 +75,7 @@ cases! {
         freed_before freed_up_to_a_file locked_up_to_a_hole sparse_lock_refused;
     heap: break_up_and_down small_blocks arenas small_mappings zeros_of_calloc zeros_read_and_then_written static_array
         static_array_with_content populated populated_from_a_file hint_that_can_not_be;
-    io: files streams long_lines direct direct_while_pushed_out pipes pages_lent_to_a_pipe pinned_over_the_budget registered_before_the_budget moved_after_it_was_registered through_proc forbidden_while_out calls_wait_with_memory_that_is_only_read futexes
+    io: files streams long_lines direct direct_while_pushed_out pipes pages_lent_to_a_pipe pinned_over_the_budget registered_before_the_budget moved_after_it_was_registered through_proc forbidden_while_out discarded_while_a_call_waits calls_wait_with_memory_that_is_only_read futexes
         all_in_one_call large_writes_that_wait two_writers_of_a_pipe large_messages reads_that_do_not_wait peer_that_leaves;
     peer_writes: from_a_parent;
     threads: only_threads protection_changes thrown_away mapped_anew moved_and_back locked advised

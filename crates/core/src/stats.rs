@@ -347,7 +347,8 @@ impl Stats {
             self.gauges[gauge as usize].fetch_max(value, Ordering::Relaxed);
         }
     }
-    /// Raises a peak to at least a value. If the peak rises, the other gauge becomes what there was at the peak.
+    /// Raises a peak to at least a value. If the peak rises, the other gauge becomes what there was at the
+    /// peak.
     pub fn raise_with(&self, peak: (Gauge, u64), at_the_peak: (Gauge, u64)) {
         if self.gauge(peak.0) < peak.1 {
             self.raise(peak.0, peak.1);
@@ -400,8 +401,8 @@ mod tests {
         unsafe { Box::new(core::mem::zeroed()) }
     }
 
-    /// Noise had filled the pool with few pages, and text later a smaller pool with many. The summary said that
-    /// the many pages had taken the large pool.
+    /// Noise had filled the pool with few pages, and text later a smaller pool with many. The summary said
+    /// that the many pages had taken the large pool.
     #[test]
     fn pages_at_the_peak_are_those_of_the_peak() {
         let stats = fresh();

@@ -1,7 +1,7 @@
 //! Finds where the files whose code the engine runs lie in memory. These files are the one that this code is
 //! linked into, and libc, which has memcpy. The variables of both must never be paged out. From a certain
-//! size on, libc's memcpy reads variables of libc to choose how to copy. Also finds where other libraries lie:
-//! the loader unmaps a library by calls that no hook sees.
+//! size on, libc's memcpy reads variables of libc to choose how to copy. Also finds where other libraries
+//! lie: the loader unmaps a library by calls that no hook sees.
 // UNSAFETY: reads the ELF headers that the dynamic linker has mapped.
 
 use crate::peek;
@@ -112,8 +112,8 @@ unsafe fn for_each_segment_of(header: *const Header, visit: &mut impl FnMut(Page
     }
 }
 
-/// Returns the pages from the first to the last segment of the ELF file whose first page is mapped at `start`.
-/// Returns none if another kind of file is there. The file may be unmapped meanwhile.
+/// Returns the pages from the first to the last segment of the ELF file whose first page is mapped at
+/// `start`. Returns none if another kind of file is there. The file may be unmapped meanwhile.
 pub fn span_of_file(start: usize) -> Option<PageRange> {
     const ELF_64: [u8; 5] = *b"\x7fELF\x02";
     const SEGMENTS_MAX: u16 = 128;

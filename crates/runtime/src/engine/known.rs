@@ -1,7 +1,8 @@
 //! The mappings that a process has when its engine starts: the first list of ranges that can be managed.
 //!
-//! A fork's child has its parent's list. Other processes read /proc once. What is mapped later comes by hooks,
-//! or by stopped calls. So nothing may be in the list that goes away by a call which neither of them sees.
+//! A fork's child has its parent's list. Other processes read /proc once. What is mapped later comes by
+//! hooks, or by stopped calls. So nothing may be in the list that goes away by a call which neither of them
+//! sees.
 
 use crate::engine::Engine;
 use crate::engine::stacks::Stacks;

@@ -18,9 +18,9 @@ use farpage_core::table::ranges::{Flags, Range, Ranges, TooMany};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::segv::ByProtection;
 use farpage_os::errno::returned::{EFAULT, EINVAL, ENOMEM, ENOSYS};
-use farpage_os::memory;
 use farpage_os::proc::Mapping;
-use farpage_os::sys::{self, number};
+use farpage_os::sys::{self, Errno, number};
+use farpage_os::{memory, peek};
 use linux_raw_sys::general as raw;
 
 /// The arguments of a system call.
@@ -596,7 +596,40 @@ fn discard(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
 }
 
 /// Passes on advice that discards at once, and drops the pages of known memory. Returns the kernel's result.
+/// Memory that a call uses just now stays where the kernel wouldn't wait for it, and becomes zeros.
 fn drop_now(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
+    if !engine.is_active() || engine.mode().calls_can_wait() {
+        return drop_all(engine, range, arguments);
+    }
+    let (mut holes, mut refused) = (0, 0);
+    let _ = engine.for_each_part(range, |part, is_held| {
+        if is_held && set_to_zero(part) {
+            return Ok(());
+        }
+        let arguments = [part.start.address(), part.bytes(), arguments[2], 0, 0, 0];
+        match drop_all(engine, part, arguments) {
+            0 => Ok(()),
+            HOLE => {
+                holes = HOLE;
+                Ok(())
+            }
+            result => {
+                refused = result;
+                Err(Errno(0))
+            }
+        }
+    });
+    if refused != 0 { refused } else { holes }
+}
+
+/// Writes zeros over pages that are in memory. False if a page can't be written, or isn't there.
+fn set_to_zero(pages: PageRange) -> bool {
+    static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+    // SAFETY: the program has asked for zeros there.
+    pages.iter().all(|page| unsafe { peek::write(page.address(), &ZEROS) })
+}
+
+fn drop_all(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
     let result = pass_on(number::MADVISE, arguments);
     if !engine.touches(range) || !engine.is_active() {
         return result;

@@ -361,7 +361,8 @@ pub enum Retired {
     NotTaken,
     /// The program has limited its own memory by RLIMIT_DATA (`segv` mode).
     DataLimit,
-    /// The program has opened the file that is its own memory, before memory reached the budget (`segv` mode).
+    /// The program has opened the file that is its own memory, before memory reached the budget (`segv`
+    /// mode).
     MemoryOpen,
 }
 
