@@ -327,6 +327,8 @@ impl<M: Memory> Walk<'_, M> {
         const BTRFS_IOC_TREE_SEARCH_V2: u32 = 0xc070_9411;
         const SIOCGIFCONF: u32 = 0x8912;
         const SIOCETHTOOL: u32 = 0x8946;
+        const PAGEMAP_SCAN: u32 = 0xc060_6610;
+        const PROCMAP_QUERY: u32 = 0xc068_6611;
         let [_, request, argument, ..] = *self.arguments;
         self.buffer(argument, (request >> 16 & 0x3fff).max(UNKNOWN_BYTES), How::Both);
         if request as u32 == SIOCGIFCONF {
@@ -336,6 +338,17 @@ impl<M: Memory> Walk<'_, M> {
         if request as u32 == SIOCETHTOOL {
             let start = self.word(argument.saturating_add(16));
             self.buffer(start, UNKNOWN_BYTES, How::Both);
+        }
+        if request as u32 == PAGEMAP_SCAN {
+            let [start, regions] = [40, 48].map(|at| self.word(argument.saturating_add(at)));
+            self.buffer(start, regions.saturating_mul(24), How::Out);
+        }
+        if request as u32 == PROCMAP_QUERY {
+            for (place, length) in [(88, 80), (96, 84)] {
+                let bytes = self.half(argument.saturating_add(length));
+                let start = self.word(argument.saturating_add(place));
+                self.buffer(start, bytes, How::Out);
+            }
         }
         // Structures with bytes or elements behind them, and a word in the structure says how many.
         let (count, bytes, each) = match request as u32 {
@@ -635,6 +648,11 @@ mod tests {
         let umem = told(raw::__NR_setsockopt, [3, 283, 4, A, 32, 0], &memory);
         assert!(umem.contains(&(B, 1 << 20, How::Stays)));
         assert!(told(raw::__NR_ptrace, [0x420c, 7, 0, A, 0, 0], &[]).contains(&(A, 32_768, How::Out)));
+        let device = |request, fields: &[_]| told(raw::__NR_ioctl, [3, request, A, 0, 0, 0], fields);
+        let scan = device(0xc060_6610, &[(A + 40, B as u64), (A + 48, 1000)]);
+        assert_eq!(scan[1..], [(B, 24_000, How::Out)]);
+        let query = device(0xc068_6611, &[(A + 80, 20 << 32 | 4096), (A + 88, B as u64), (A + 96, C as u64)]);
+        assert_eq!(query[1..], [(B, 4096, How::Out), (C, 20, How::Out)]);
     }
 
     #[test]
