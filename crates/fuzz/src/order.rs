@@ -89,10 +89,12 @@ pub fn run(input: &mut Input) {
                 Some(area) => {
                     order.finished(area);
                     let ns = u64::from(input.word());
-                    order.note_latency(
-                        area,
-                        if ns % 2 == 0 { RequestTime::Exactly(ns) } else { RequestTime::AtMost(ns) },
-                    );
+                    let took = match ns % 4 {
+                        0 | 2 => RequestTime::Exactly(ns),
+                        1 => RequestTime::AtMost(ns),
+                        _ => RequestTime::MoreThan(ns),
+                    };
+                    order.note_latency(area, took);
                 }
                 None => order.note_used(area, u64::from(input.byte()), 255),
             },

@@ -23,7 +23,8 @@ pub const DISTANCE_LOCAL: u8 = 10;
 /// Distance that is assumed for a device whose node isn't known.
 pub const DISTANCE_UNKNOWN: u8 = 20;
 /// Choices from one trial to the next. A trial takes the area whose turn it is, whatever its cost, so that an
-/// area that was slow once is tried again.
+/// area that was slow once is tried again. An area with a request that nobody has seen finished gets no
+/// trial: that request tries the area.
 const CHOICES_PER_TRIAL: u32 = 256;
 /// Latency in ns that is assumed of an area never measured. The value is small, so that the area is chosen
 /// and measured.
@@ -123,8 +124,16 @@ struct Load {
     /// Recent number of requests in flight when a request was chosen, that request included, in 1/256. At
     /// least one.
     queue: u64,
+    /// Largest age in ns at which a request in flight was seen unfinished, since a request was last finished
+    /// here. 0 means that no request was seen unfinished.
+    unfinished_ns: u64,
     /// How full the area is, in 1/256.
     used: u64,
+}
+
+impl Load {
+    /// The load of an area that was never used.
+    const NONE: Load = Load { in_flight: 0, latency_ns: 0, queue: UNITS, unfinished_ns: 0, used: 0 };
 }
 
 /// The areas that have free space, in the order of one node.
@@ -154,13 +163,15 @@ impl List {
     }
 }
 
-/// Time in ns that a request took, as far as it is known.
+/// Time in ns that a request takes, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestTime {
     /// The request took exactly this time.
     Exactly(u64),
     /// The request took at most this time. Nobody checked earlier whether it was done.
     AtMost(u64),
+    /// The request takes longer than this time: a thread has looked, and the request wasn't done.
+    MoreThan(u64),
 }
 
 /// A set of areas.
@@ -195,13 +206,12 @@ pub struct Order {
 impl Order {
     /// Creates an order without areas, and with lists for `nodes` nodes.
     pub fn new(policy: AreaOrder, nodes: usize) -> Order {
-        let load = Load { in_flight: 0, latency_ns: 0, queue: UNITS, used: 0 };
         let nobody = Member {
             place: Placement::default(),
             presence: Presence::Off,
             since: 0,
             has_free_space: false,
-            load,
+            load: Load::NONE,
         };
         Order {
             policy,
@@ -222,10 +232,10 @@ impl Order {
     /// Puts an area on. The new area has free space.
     pub fn on(&mut self, area: AreaId, place: Placement) {
         assert_eq!(self.member(area).presence, Presence::Off, "area {} is on already", area.0);
-        let load = Load { in_flight: 0, latency_ns: 0, queue: UNITS, used: 0 };
         self.arrivals += 1;
+        let (since, load) = (self.arrivals, Load::NONE);
         self.members[area.0 as usize] =
-            Member { place, presence: Presence::On, since: self.arrivals, has_free_space: true, load };
+            Member { place, presence: Presence::On, since, has_free_space: true, load };
         self.list(area);
     }
 
@@ -344,16 +354,17 @@ impl Order {
     }
 
     /// Returns the automatic area with the smallest cost in a node's list, the first of equals. Now and then
-    /// returns `first`.
+    /// returns an area that is due for a trial.
     fn cheapest(&mut self, node: NodeId, first: AreaId, tried: AreaSet) -> AreaId {
         self.choices = self.choices.wrapping_add(1);
-        if self.choices.is_multiple_of(CHOICES_PER_TRIAL) {
-            return first;
-        }
-        let candidates = self.lists[node.0 as usize]
-            .areas()
-            .filter(|area| !tried.contains(*area) && self.member(*area).place.is_automatic());
-        candidates.min_by_key(|area| self.cost(node, *area)).unwrap_or(first)
+        let is_trial = self.choices.is_multiple_of(CHOICES_PER_TRIAL);
+        let candidates = || {
+            let areas = self.lists[node.0 as usize].areas();
+            areas.filter(|area| !tried.contains(*area) && self.member(*area).place.is_automatic())
+        };
+        let is_due = |area: &AreaId| self.member(*area).load.unfinished_ns == 0;
+        let trial = if is_trial { candidates().find(is_due) } else { None };
+        trial.or_else(|| candidates().min_by_key(|area| self.cost(node, *area))).unwrap_or(first)
     }
 
     /// Expected time of one more request, made larger by the distance and by how full the area is.
@@ -363,7 +374,9 @@ impl Order {
         // one.
         let waiting = (u64::from(load.in_flight) + 1).min(IN_FLIGHT_MAX) * UNITS;
         let latency_ns = if load.latency_ns == 0 { UNKNOWN_NS } else { load.latency_ns.min(LATENCY_NS_MAX) };
-        let latency_ns = latency_ns * waiting / load.queue;
+        // One more request takes longer than a request that is still in flight has taken so far.
+        let unfinished_ns = load.unfinished_ns.min(LATENCY_NS_MAX);
+        let latency_ns = (latency_ns * waiting / load.queue).max(unfinished_ns);
         let distance = DISTANCE_ANYWHERE + u64::from(place.distances[node.0 as usize]);
         latency_ns * distance * (UNITS + load.used)
     }
@@ -378,18 +391,24 @@ impl Order {
         let load = &mut self.members[area.0 as usize].load;
         debug_assert!(load.in_flight > 0, "a request to area {} ended twice", area.0);
         load.in_flight = load.in_flight.saturating_sub(1);
+        if load.in_flight == 0 {
+            load.unfinished_ns = 0;
+        }
     }
 
-    /// Records how long a request to an area took, from the moment when it was chosen.
+    /// Records how long a request to an area takes, from the moment when it was chosen. A request that is
+    /// done teaches the latency of the area. A request that isn't done counts until a request is done. So an
+    /// area that never answers becomes expensive.
     pub fn note_latency(&mut self, area: AreaId, took: RequestTime) {
         let load = &mut self.members[area.0 as usize].load;
-        match took {
-            RequestTime::Exactly(ns) if load.latency_ns == 0 => load.latency_ns = ns,
-            RequestTime::AtMost(ns) if ns >= load.latency_ns => {}
-            RequestTime::Exactly(ns) | RequestTime::AtMost(ns) => {
-                load.latency_ns = smooth(load.latency_ns, ns)
-            }
-        }
+        let before_ns = load.latency_ns;
+        load.latency_ns = match took {
+            RequestTime::MoreThan(ns) => return load.unfinished_ns = load.unfinished_ns.max(ns),
+            RequestTime::Exactly(ns) if before_ns == 0 => ns,
+            RequestTime::AtMost(ns) if ns >= before_ns => before_ns,
+            RequestTime::Exactly(ns) | RequestTime::AtMost(ns) => smooth(before_ns, ns),
+        };
+        load.unfinished_ns = 0;
     }
 
     /// Records how full an area is: `used` of `total`, in any unit.

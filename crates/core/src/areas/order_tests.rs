@@ -428,3 +428,78 @@ fn time_that_is_only_bounded_never_makes_an_area_look_slower() {
     order.note_latency(AreaId(0), RequestTime::AtMost(200));
     assert_eq!(order.members[0].load.latency_ns, 900);
 }
+
+/// Chooses an area `times` times on behalf of a thread that looks for completions before each choice. Area 0
+/// never answers. Area 1 answers each request after `quick_ns`. Returns how often area 0 was chosen.
+fn chosen_beside_a_silent_area(order: &mut Order, times: usize, quick_ns: u64) -> usize {
+    let (mut now, mut began_at) = (0, Vec::new());
+    for _ in 0..times {
+        if let Some(began) = began_at.first() {
+            order.note_latency(AreaId(0), RequestTime::MoreThan(now - began));
+        }
+        if order.choose(NodeId(0), AreaSet::default()) == Some(AreaId(0)) {
+            began_at.push(now);
+        } else {
+            order.note_latency(AreaId(1), RequestTime::Exactly(quick_ns));
+            order.finished(AreaId(1));
+        }
+        now += quick_ns;
+    }
+    began_at.len()
+}
+
+/// The order went on choosing an area that no longer answered: a latency was learned only from requests that
+/// were done, and the backlog counted less with each request that joined it. An area that had never answered
+/// counted as the quickest. So all writes went there, while the other area had nothing to do.
+#[test]
+fn weighted_leaves_an_area_that_does_not_answer() {
+    let choices = CHOICES_PER_TRIAL as usize * 4;
+    for quick_ns in [60_000, 200_000, 5_000_000] {
+        for latency_ns in [None, Some(60_000)] {
+            let mut order = Order::new(AreaOrder::Weighted, 1);
+            (0..2).for_each(|area| order.on(AreaId(area), Placement::default()));
+            if let Some(ns) = latency_ns {
+                (0..64).for_each(|_| order.note_latency(AreaId(0), RequestTime::Exactly(ns)));
+            }
+            let silent = chosen_beside_a_silent_area(&mut order, choices, quick_ns);
+            assert!(silent <= 3, "{silent} of {choices} beside {quick_ns} ns, {latency_ns:?} before");
+        }
+    }
+}
+
+#[test]
+fn area_that_answers_again_is_used_again() {
+    let mut order = Order::new(AreaOrder::Weighted, 1);
+    (0..2).for_each(|area| order.on(AreaId(area), Placement::default()));
+    (0..2).for_each(|area| order.note_latency(AreaId(area), RequestTime::Exactly(60_000)));
+    assert_eq!(order.choose(NodeId(0), AreaSet::default()), Some(AreaId(0)));
+    order.note_latency(AreaId(0), RequestTime::MoreThan(10_000_000_000));
+    assert_eq!(chosen(&mut order, 0, CHOICES_PER_TRIAL as usize), [0, CHOICES_PER_TRIAL as usize]);
+    order.note_latency(AreaId(0), RequestTime::AtMost(10_000_000_000));
+    order.finished(AreaId(0));
+    assert_eq!(chosen(&mut order, 0, 100), [50, 50]);
+    // A request that failed before it was sent is finished without a latency.
+    order.choose(NodeId(0), AreaSet::default());
+    order.note_latency(AreaId(0), RequestTime::MoreThan(10_000_000_000));
+    order.finished(AreaId(0));
+    assert_eq!(chosen(&mut order, 0, 100), [50, 50]);
+}
+
+/// A trial took the area whose turn it was, though its requests were still in flight. Behind such an area no
+/// other slow area had a trial.
+#[test]
+fn trial_is_for_an_area_that_no_request_tries() {
+    let mut order = Order::new(AreaOrder::Weighted, 1);
+    (0..3).for_each(|area| order.on(AreaId(area), Placement::default()));
+    assert_eq!(order.choose(NodeId(0), AreaSet::default()), Some(AreaId(0)));
+    order.note_latency(AreaId(0), RequestTime::MoreThan(10_000_000_000));
+    order.note_latency(AreaId(1), RequestTime::Exactly(1_000_000_000));
+    order.note_latency(AreaId(2), RequestTime::Exactly(60_000));
+    let mut counts = [0; 3];
+    for _ in 0..CHOICES_PER_TRIAL * 4 {
+        let area = order.choose(NodeId(0), AreaSet::default()).unwrap();
+        counts[area.0 as usize] += 1;
+        order.finished(area);
+    }
+    assert_eq!(counts, [0, 4, CHOICES_PER_TRIAL * 4 - 4]);
+}

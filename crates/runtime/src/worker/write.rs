@@ -158,6 +158,9 @@ impl Worker {
                 self.note_latency(AreaId(area as u8), completion.token as usize, looked_ns);
             }
             wait = Wait::No;
+            if count == 0 {
+                self.note_unfinished(AreaId(area as u8));
+            }
             for completion in done.iter().take(count) {
                 self.ended(completion.token as usize, completion.result);
             }
@@ -176,6 +179,18 @@ impl Worker {
         let is_exact = now.saturating_sub(looked_ns.max(write.since_ns)) * 4 <= took_ns;
         let took = if is_exact { RequestTime::Exactly(took_ns) } else { RequestTime::AtMost(took_ns) };
         self.engine.pager.areas().note_latency(area, took);
+    }
+
+    /// Tells the order of areas how long this thread's oldest write to an area has been in flight. A look has
+    /// just found no write of the area done.
+    fn note_unfinished(&self, area: AreaId) {
+        let writes = self.requests.iter().zip(&self.in_flight);
+        let to_area = writes.filter(|(request, _)| request.run().first.area() == area);
+        let unfinished = to_area.filter_map(|(_, write)| write.filter(|write| write.result.is_none()));
+        if let Some(since_ns) = unfinished.map(|write| write.since_ns).min() {
+            let age_ns = now_ns() - since_ns;
+            self.engine.pager.areas().note_latency(area, RequestTime::MoreThan(age_ns));
+        }
     }
 
     fn ended(&mut self, at: usize, result: Result<(), IoError>) {
