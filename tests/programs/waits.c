@@ -37,6 +37,7 @@ static void write_after(void)
     noise(more, LARGE / 2, 3);
     compare(memory, LARGE / 2, 2);
     compare(more, LARGE / 2, 3);
+    say("compared");
     puts("all right");
 }
 

@@ -136,6 +136,9 @@ impl Completion {
 pub enum Wait {
     /// Returns the completions that are there.
     No,
+    /// Blocks until there is a completion, or for some milliseconds. A back end that can't wait for a time
+    /// doesn't block.
+    Briefly,
     /// Blocks until there is a completion, if anything is in flight.
     One,
 }
@@ -163,7 +166,8 @@ pub trait Backend {
     fn flush(&mut self);
 
     /// Returns up to `out.len()` completions. With [`Wait::One`] the call blocks until there is at least one,
-    /// unless nothing is in flight or `out` is empty. The call includes a [`Backend::flush`].
+    /// unless nothing is in flight or `out` is empty. [`Wait::Briefly`] may end without any. The call
+    /// includes a [`Backend::flush`].
     fn complete(&mut self, wait: Wait, out: &mut [Completion]) -> usize;
 
     /// Returns the number of requests taken whose completion hasn't been returned.

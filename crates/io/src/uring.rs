@@ -12,9 +12,9 @@
 //! 4. Frames aren't registered as buffers: UFFDIO_MOVE must be able to move them, and registering pins them.
 //! 5. Neither SINGLE_ISSUER nor COOP_TASKRUN is set. A completion must not wait until the submitting thread
 //!    happens to enter the kernel.
-//! 6. No thread waits for ever for a request that the kernel has forgotten. After a second in vain an empty
-//!    request rouses the kernel's workers ([`Uring::rouse`]). At most one empty request is in flight. An
-//!    empty request has no place in the table, and its completion belongs to no request of a caller.
+//! 6. From Linux 5.11 on no thread waits for ever for a request that the kernel has forgotten. After a wait
+//!    in vain an empty request rouses the kernel's workers ([`Uring::rouse`]). At most one empty request is
+//!    in flight. An empty request has no place in the table, and belongs to no request of a caller.
 //!
 //! UNSAFETY: the rings are memory shared with the kernel, and no safe wrapper exists without an allocator.
 
@@ -44,6 +44,8 @@ const REFUSALS_MAX: u32 = 1000;
 /// How long a thread waits for a completion before the request counts as possibly forgotten (see
 /// [`Uring::rouse`]).
 static FORGOTTEN_AFTER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// How long [`Wait::Briefly`] waits for a completion. Writes to a disk that isn't overloaded take less.
+static BRIEF: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 /// The `user_data` of the request that rouses workers, which has no place.
 const ROUSED: u64 = u64::MAX;
 
@@ -251,17 +253,22 @@ impl Uring {
         self.sq_tail.wrapping_sub(self.rings.word(self.sq.head).load(Ordering::Acquire))
     }
 
-    /// Gives the kernel the queued entries, and waits until the completion queue has `completions_min`
-    /// entries.
-    fn enter(&mut self, completions_min: u32) {
-        let flags =
-            if completions_min > 0 { IoringEnterFlags::GETEVENTS } else { IoringEnterFlags::default() };
+    /// Gives the kernel the queued entries, and waits until the completion queue has an entry, or until the
+    /// time is over.
+    fn enter(&mut self, wait: Wait) {
+        let time = match wait {
+            Wait::No => None,
+            Wait::Briefly => self.waits_for_a_time.then_some(&BRIEF),
+            Wait::One => Some(&FORGOTTEN_AFTER),
+        };
+        let completions_min = u32::from(time.is_some());
+        let flags = if time.is_some() { IoringEnterFlags::GETEVENTS } else { IoringEnterFlags::default() };
         // SAFETY: the entries between head and tail are complete. The iovecs and segments that they point to
         // stay valid until the completion. The iovecs do because the table outlives the ring's last request
         // (see `drop`), the segments by the contract of `submit`.
         let entered = unsafe {
-            if completions_min > 0 && self.waits_for_a_time {
-                let time = (&raw const FORGOTTEN_AFTER).cast_mut().cast::<c_void>();
+            if let Some(time) = time.filter(|_| self.waits_for_a_time) {
+                let time = core::ptr::from_ref(time).cast_mut().cast::<c_void>();
                 let until = io_uring_getevents_arg { ts: io_uring_ptr::new(time), ..Default::default() };
                 let flags = flags | IoringEnterFlags::EXT_ARG;
                 io_uring_enter_arg(&self.ring, self.queued(), completions_min, flags, Some(&until))
@@ -421,21 +428,24 @@ impl Backend for Uring {
             if self.queued() == 0 {
                 return;
             }
-            self.enter(0);
+            self.enter(Wait::No);
         }
     }
 
     /// A request that was submitted and not flushed begins here, so that submitting and waiting is one system
     /// call.
-    fn complete(&mut self, wait: Wait, out: &mut [Completion]) -> usize {
+    fn complete(&mut self, mut wait: Wait, out: &mut [Completion]) -> usize {
         loop {
             let count = self.take_over(out);
-            let must_wait = wait == Wait::One && count == 0 && !out.is_empty() && self.in_flight() > 0;
-            if !must_wait {
+            let may_wait = wait != Wait::No && count == 0 && !out.is_empty() && self.in_flight() > 0;
+            if !may_wait {
                 self.flush();
                 return count;
             }
-            self.enter(1);
+            self.enter(wait);
+            if wait == Wait::Briefly {
+                wait = Wait::No;
+            }
         }
     }
 
@@ -559,6 +569,7 @@ mod tests {
     use crate::conformance::{Scratch, page_of, pages_of, read, uring_or_skip, uring_or_skip_keeping};
     use crate::{DEPTH, Segment};
     use rustix::fd::AsFd;
+    use std::io::Write;
 
     #[test]
     fn small_ring_refuses_beyond_its_entries_and_clamps_the_rest() {
@@ -610,6 +621,34 @@ mod tests {
             }
             assert_eq!(seen, [true; DEPTH]);
         }
+    }
+
+    /// A pipe without bytes is a device that doesn't answer. A thread waited for such a device for ever,
+    /// though other devices had something for the thread to do.
+    #[test]
+    fn brief_wait_for_a_device_that_does_not_answer_ends() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let Some(mut uring) = uring_or_skip(reader.as_fd(), 4) else { return };
+        let (answer_now, is_time) = std::sync::mpsc::channel::<()>();
+        let device = std::thread::spawn(move || {
+            // Where the wait doesn't end, the answer comes all the same, and the test fails.
+            let _ = is_time.recv_timeout(std::time::Duration::from_secs(20));
+            writer.write_all(&page_of(5).0)
+        });
+        let mut page = page_of(1);
+        let segments = [Segment { base: page.0.as_mut_ptr() }];
+        let request = Request { op: Op::Read, offset: 0, segments: &segments, token: 9 };
+        let mut out = [Completion::EMPTY; 2];
+        // SAFETY: `page` outlives the request, and no other code touches it meanwhile.
+        unsafe { uring.submit(&request) }.unwrap();
+        for _ in 0..3 {
+            assert_eq!((uring.complete(Wait::Briefly, &mut out), uring.in_flight()), (0, 1));
+        }
+        answer_now.send(()).unwrap();
+        assert_eq!(uring.complete(Wait::One, &mut out), 1);
+        assert_eq!(out[0], Completion { token: 9, result: Ok(()) });
+        device.join().unwrap().unwrap();
+        assert!(page.0 == page_of(5).0);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Storage at its limits: a pool, an area or a disk that is full, that fails, or that another process wrote
 //! to. The order in which areas are filled is here, too.
 
-use super::{RAM, go, modes, ran, start_waiting, swap_file};
+use super::{RAM, go, modes, ran, start_waiting, swap_file, wait_until};
 use crate::farpage::budgeted::{Job, MIB, Under, alone_with, compiled, find, is_full_size, library};
 use crate::farpage::{self, directory, is_root, put, skip};
 use std::fs::{self, File};
@@ -304,6 +304,42 @@ fn device_that_fails_to_write_keeps_the_pages() {
         assert!(outcome.stderr.contains(word), "`{word}` is not in:\n{}", outcome.stderr);
     }
     assert!(outcome.counter("write_errors") > 0, "{}", outcome.stderr);
+}
+
+/// A disk that answers no write until the end. Reads go on.
+struct Frozen<'a>(&'a SmallDisk);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        let _ = ran("fsfreeze", &["--unfreeze", self.0.path()]);
+    }
+}
+
+/// A thread with writes in the silent area alone waited for that area for ever, and so did the faults that
+/// the thread would have served. The order of areas went on choosing the silent area.
+#[test]
+fn area_that_answers_no_write_leaves_the_other_one_to_work() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let Some(disk) = SmallDisk::new(256 << 20) else { return };
+    let place = directory();
+    let Some(silent) = swap_file(&disk.mounted, "silent", 160 * MIB) else { return };
+    let Some(other) = swap_file(place.path(), "other", 160 * MIB) else { return };
+    let running = start_waiting("write_after", &["--swap", &silent, "--swap", &other]);
+    if !ran("fsfreeze", &["--freeze", disk.path()]) {
+        return skip("fsfreeze doesn't work here");
+    }
+    let frozen = Frozen(&disk);
+    go(&running);
+    let compared = running.place().join("compared");
+    wait_until("the program's end, beside a disk that answers no write", || compared.exists());
+    // The kernel lets no process end whose writes are in flight.
+    drop(frozen);
+    let outcome = running.end();
+    assert_eq!(outcome.succeeded().text(), "all right\n");
+    // Pages on their way to the silent area stay in memory.
+    let peak = outcome.samples.peak();
+    assert!(peak < RAM + RAM / 4, "it had {peak} bytes");
+    assert!(is_used(&silent) && is_used(&other), "{}", outcome.stderr);
 }
 
 #[test]

@@ -17,6 +17,12 @@ const BLOCKED_NS: u64 = 20_000;
 const SOURCES_OF_SLOTS: u32 = 3;
 /// Nanoseconds between two looks at writes in several areas.
 const LOOK_AGAIN_NS: u64 = 50_000;
+/// Nanoseconds of one wait for a write, where there are several areas. Writes to a disk that isn't overloaded
+/// take less.
+const WAIT_NS_MAX: u64 = 10_000_000;
+/// Nanoseconds after which a write counts as stuck, where there are several areas. The frames of such a write
+/// hold up no other write.
+const STUCK_NS: u64 = 1_000_000_000;
 
 /// Returns the state of an area after a failed write. The area is tried again in a second if it has no free
 /// space, or if the kernel was short of something.
@@ -112,7 +118,7 @@ impl Worker {
     pub(super) fn collect_writes(&mut self, wait: Wait) {
         let is_news = self.has_writes();
         if self.collect_from_all(Wait::No) == 0 && wait != Wait::No {
-            self.wait_for_a_write(wait);
+            self.wait_for_a_write();
         }
         if is_news {
             self.looked_ns = now_ns();
@@ -123,21 +129,32 @@ impl Worker {
     }
 
     /// Collects at least one write, if any is in flight. One area may never answer, such as a file on a
-    /// server that is gone. So with writes in several areas the thread looks again and again.
-    fn wait_for_a_write(&mut self, wait: Wait) {
+    /// server that is gone. So where there are several areas the wait may end without a write, and the caller
+    /// does what can be done without.
+    fn wait_for_a_write(&mut self) {
+        if !self.has_several_areas() {
+            self.collect_from_all(Wait::One);
+            return;
+        }
+        let until_ns = now_ns() + WAIT_NS_MAX;
         let is_busy = |area: &u8| self.back_ends.get(AreaId(*area)).is_some_and(|it| it.in_flight() > 0);
-        if (0..AREAS_MAX as u8).filter(is_busy).count() <= 1 {
-            self.collect_from_all(wait);
+        let busy = (0..AREAS_MAX as u8).filter(is_busy).count();
+        // A thread can sleep until one area answers, not until any of several does.
+        if busy == 0 || busy == 1 && self.collect_from_all(Wait::Briefly) > 0 {
             return;
         }
         loop {
             let looked_ns = now_ns();
-            if self.collect_from_all(Wait::No) > 0 {
+            if self.collect_from_all(Wait::No) > 0 || looked_ns >= until_ns {
                 return;
             }
             self.looked_ns = looked_ns;
             sleep_ns(LOOK_AGAIN_NS);
         }
+    }
+
+    fn has_several_areas(&self) -> bool {
+        self.engine.pager.areas().count() > 1
     }
 
     /// Collects finished writes of all areas, and returns their number. With `wait`, waits for the first area
@@ -221,9 +238,11 @@ impl Worker {
         }
     }
 
-    /// Returns the number of frames in this thread's requests.
+    /// Returns the number of frames in this thread's requests. Requests that are stuck don't count.
     pub(super) fn frames_under_way(&self) -> usize {
-        let under_way = self.requests.iter().zip(&self.in_flight).filter(|(_, write)| write.is_some());
+        let stuck_ns = if self.has_several_areas() { now_ns().saturating_sub(STUCK_NS) } else { 0 };
+        let is_under_way = |write: &Option<InFlight>| write.is_some_and(|it| it.since_ns >= stuck_ns);
+        let under_way = self.requests.iter().zip(&self.in_flight).filter(|(_, write)| is_under_way(write));
         under_way.map(|(request, _)| request.frames().count()).sum()
     }
 
