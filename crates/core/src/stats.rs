@@ -109,7 +109,7 @@ table! {
         PoolDensified = "pool_densified", "pages";
         /// Objects moved to make whole pool blocks free.
         PoolMoved = "pool_moved", "objects";
-        /// Write requests sent to areas.
+        /// Write requests that areas have carried out.
         AreaWrites = "area_writes", "requests";
         /// Slots written. Divided by area_writes: slots in a mean write. pswpout divided by it: pages that
         /// share a slot.

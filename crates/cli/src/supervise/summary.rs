@@ -367,7 +367,7 @@ fn to_areas_row(run: &Run, n: &Numbers) -> String {
         0 => String::new(),
         _ => format!(" in {} writes of {}", grouped(writes), iec(slots.saturating_mul(PAGE) / writes)),
     };
-    // Pages are counted when they are sent. Some may not have arrived when the program ended.
+    // The two counters of a page rise one after the other. A process may be killed in between.
     let from_pool = match n.counter(Counter::Zswpwb).min(pages) {
         0 => String::new(),
         from_pool => format!("; {} of them from the pool", grouped(from_pool)),

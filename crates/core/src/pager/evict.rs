@@ -3,7 +3,7 @@
 //! oldest parked page a place.
 
 use super::Pager;
-use super::parcels::WriteBatch;
+use super::parcels::{Origin, WriteBatch};
 use super::step::{BATCH_MAX, Batch, Taken, Ticket, Victim};
 use super::write::WHOLE_MAX;
 use crate::cache::Backing;
@@ -186,7 +186,7 @@ impl Pager<'_> {
                 Small::Object(object) => Some(object),
                 _ => None,
             };
-            self.queue(writes, frame, object);
+            self.queue(writes, (frame, Origin::Parked), object);
             self.settle(page, place, before, State::Writing { frame });
             pause!();
             return Placed::Queued;

@@ -21,10 +21,21 @@ const OPEN_PARCELS: usize = 6;
 const NONE: u16 = u16::MAX;
 const _: () = assert!(FRAMES_MAX < NONE as u32);
 
+/// Where a page was before it joined a write batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The page was parked in its frame.
+    Parked,
+    /// The page was an object of the pool.
+    Pool,
+}
+
 /// The content of one slot.
 #[derive(Clone, Copy)]
 pub(super) struct Parcel {
     is_pack: bool,
+    /// Pages that were in the pool: one bit for each part.
+    from_pool: u8,
     /// Objects that were put into the pack. `filled` is their size in bytes.
     objects: u8,
     filled: u16,
@@ -35,14 +46,30 @@ pub(super) struct Parcel {
 }
 
 impl Parcel {
-    const NOTHING: Parcel =
-        Parcel { is_pack: false, objects: 0, filled: 0, written: NONE, pages: [NONE; PARTS_MAX] };
+    const NOTHING: Parcel = Parcel {
+        is_pack: false,
+        from_pool: 0,
+        objects: 0,
+        filled: 0,
+        written: NONE,
+        pages: [NONE; PARTS_MAX],
+    };
 
     /// Returns a parcel of one page, as it is.
-    pub(super) fn whole(frame: FrameIndex) -> Parcel {
+    pub(super) fn whole(frame: FrameIndex, origin: Origin) -> Parcel {
         let mut parcel = Parcel { written: frame.0 as u16, ..Parcel::NOTHING };
-        parcel.pages[0] = frame.0 as u16;
+        parcel.put(0, (frame, origin));
         parcel
+    }
+
+    fn put(&mut self, at: usize, (frame, origin): (FrameIndex, Origin)) {
+        self.pages[at] = frame.0 as u16;
+        self.from_pool |= u8::from(origin == Origin::Pool) << at;
+    }
+
+    /// Returns where a page of the parcel was before.
+    pub(super) fn origin(&self, part: Part) -> Origin {
+        if self.from_pool & 1 << part.place() != 0 { Origin::Pool } else { Origin::Parked }
     }
 
     /// Returns an empty pack, in a frame that no page owns.
@@ -68,9 +95,9 @@ impl Parcel {
 
     /// Adds a page whose object has `bytes` bytes. Returns the object's number, and the bytes of the objects
     /// before it.
-    pub(super) fn add(&mut self, frame: FrameIndex, bytes: usize) -> (usize, usize) {
+    pub(super) fn add(&mut self, from: (FrameIndex, Origin), bytes: usize) -> (usize, usize) {
         let (at, before) = (usize::from(self.objects), usize::from(self.filled));
-        self.pages[at] = frame.0 as u16;
+        self.put(at, from);
         self.objects += 1;
         self.filled += bytes as u16;
         (at, before)

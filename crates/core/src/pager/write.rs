@@ -7,7 +7,7 @@
 
 use super::Pager;
 use super::pack;
-use super::parcels::{Parcel, WriteBatch, WriteRequest};
+use super::parcels::{Origin, Parcel, WriteBatch, WriteRequest};
 use crate::areas::{AreaState, SlotRun};
 use crate::cache::Backing;
 use crate::config::Codec;
@@ -114,8 +114,7 @@ impl Pager<'_> {
         };
         self.pool.free(handle);
         self.cache.set_owner(frame, Some(page));
-        self.queue(writes, frame, Some(&object[..length]));
-        self.stats.count(Counter::Zswpwb);
+        self.queue(writes, (frame, Origin::Pool), Some(&object[..length]));
         self.settle(page, place, word.state(), State::Writing { frame });
         Shrunk::Queued
     }
@@ -144,9 +143,14 @@ impl Pager<'_> {
 
     /// Adds a page to the write batch: its frame, and its object if it was compressed. The page is packed
     /// with other pages if there is a frame for the pack. `writes` must not be full.
-    pub(super) fn queue(&self, writes: &mut WriteBatch, frame: FrameIndex, object: Option<&[u8]>) {
+    pub(super) fn queue(
+        &self,
+        writes: &mut WriteBatch,
+        (frame, origin): (FrameIndex, Origin),
+        object: Option<&[u8]>,
+    ) {
         let Some(object) = object.filter(|object| self.config.packs && object.len() <= OBJECT_MAX) else {
-            writes.push(Parcel::whole(frame));
+            writes.push(Parcel::whole(frame, origin));
             return;
         };
         let parcel = match writes.pack_for(object.len()) {
@@ -159,12 +163,12 @@ impl Pager<'_> {
                     writes.push(Parcel::pack(pack))
                 }
                 None => {
-                    writes.push(Parcel::whole(frame));
+                    writes.push(Parcel::whole(frame, origin));
                     return;
                 }
             },
         };
-        let (at, before) = parcel.add(frame, object.len());
+        let (at, before) = parcel.add((frame, origin), object.len());
         // SAFETY: the frame of a waiting pack is the batch's, which is ours alone, and it has memory.
         pack::append(unsafe { self.cache.bytes_mut(parcel.written()) }, at, before, object);
     }
@@ -205,8 +209,6 @@ impl Pager<'_> {
                 self.areas.own(SlotPart { slot, part }, page, sum);
             }
         }
-        self.stats.count(Counter::AreaWrites);
-        self.stats.add(Counter::AreaSlots, u64::from(run.count));
         Some(request)
     }
 
@@ -215,10 +217,10 @@ impl Pager<'_> {
     fn unpack_lone(&self, parcel: &mut Parcel) {
         let mut pages = parcel.pages();
         if parcel.is_pack()
-            && let (Some((_, frame)), None) = (pages.next(), pages.next())
+            && let (Some((part, frame)), None) = (pages.next(), pages.next())
         {
             self.cache.put(parcel.written(), Backing::Memory);
-            *parcel = Parcel::whole(frame);
+            *parcel = Parcel::whole(frame, parcel.origin(part));
         }
     }
 
@@ -242,13 +244,18 @@ impl Pager<'_> {
     pub fn write_done(&self, request: &mut WriteRequest, result: Result<(), AreaState>) -> WriteProgress {
         if !core::mem::replace(&mut request.is_over, true) {
             self.areas.finished(request.run().first.area());
+            if result.is_ok() {
+                self.stats.count(Counter::AreaWrites);
+                self.stats.add(Counter::AreaSlots, u64::from(request.run().count));
+            }
         }
         if let Err(state) = result {
             self.areas.set_state(request.run().first.area(), state);
         }
         for (slot, parcel) in request.parcels() {
             for (part, frame) in parcel.pages() {
-                if self.write_settled(SlotPart { slot, part }, frame, result) {
+                let from = (frame, parcel.origin(part));
+                if self.write_settled(SlotPart { slot, part }, from, result) {
                     self.leave(parcel, part);
                 }
             }
@@ -266,7 +273,12 @@ impl Pager<'_> {
     }
 
     /// Settles one page of a finished write. Returns false if the page is being moved.
-    fn write_settled(&self, at: SlotPart, frame: FrameIndex, result: Result<(), AreaState>) -> bool {
+    fn write_settled(
+        &self,
+        at: SlotPart,
+        (frame, origin): (FrameIndex, Origin),
+        result: Result<(), AreaState>,
+    ) -> bool {
         let Some(page) = self.cache.owner(frame) else {
             // The page was faulted in or discarded while it was being written.
             self.areas.free(at);
@@ -277,6 +289,7 @@ impl Pager<'_> {
         let after = match result {
             Ok(()) => {
                 self.stats.count(Counter::Pswpout);
+                self.stats.add(Counter::Zswpwb, u64::from(origin == Origin::Pool));
                 self.areas.rename(at, page);
                 self.cache.put(frame, Backing::Memory);
                 State::OnArea(at)

@@ -173,6 +173,8 @@ fn invariant_6_a_failed_write_keeps_the_page() {
         let mut request = driver.pager.assign(0, NodeId(0), &mut writes).expect("a slot");
         assert_eq!(driver.pager.write_done(&mut request, Err(state)), WriteProgress::Finished);
         assert_eq!((driver.pager.areas().state(AreaId(0)), driver.pager.areas().in_use()), (state, 0));
+        let counters = [Counter::Pswpout, Counter::AreaWrites, Counter::AreaSlots];
+        assert_eq!(counters.map(|counter| driver.pager.stats().get(counter)), [0; 3], "nothing was written");
         driver.check();
         let Step::Install(ticket) = driver.pager.fault(PAGE, Access::Read) else { panic!("it is parked") };
         assert_eq!(*driver.frame(ticket.frame().unwrap()), bytes_of(1));

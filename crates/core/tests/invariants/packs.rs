@@ -6,7 +6,8 @@ use crate::driver::*;
 use farpage_core::areas::AreaState;
 use farpage_core::check::{self, InFlight};
 use farpage_core::pager::{
-    Access, Batch, Fate, Opening, Placed, Step, Taken, Ticket, WriteBatch, WriteProgress, WriteRequest,
+    Access, Batch, Fate, Opening, Placed, Shrunk, Step, Taken, Ticket, WriteBatch, WriteProgress,
+    WriteRequest,
 };
 use farpage_core::stats::Counter;
 use farpage_core::table::entry::State;
@@ -49,6 +50,71 @@ fn write(driver: &mut Driver) -> (SlotIndex, [u8; PAGE_BYTES]) {
     let on_disk = *driver.frame(frame);
     assert_eq!(driver.pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
     (request.run().first, on_disk)
+}
+
+/// Moves `pooled` pages from the pool into a batch, and one page past the pool.
+fn queue_from_pool(driver: &mut Driver, pooled: usize) -> WriteBatch {
+    let mut writes = WriteBatch::new();
+    for (page, kind) in PAGES.into_iter().zip(1..).take(pooled) {
+        driver.first_touch(page);
+        assert!(matches!(driver.evict_and_place(page, kind), State::Pooled(_)));
+    }
+    for _ in 0..pooled {
+        assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch), Shrunk::Queued);
+    }
+    driver.pager.pool().set_limit(0);
+    driver.first_touch(PAGES[2]);
+    driver.evict(PAGES[2], 3);
+    assert_eq!(driver.place(&mut writes), Placed::Queued);
+    writes
+}
+
+/// Counts of pages written, of these from the pool, of slots and of requests.
+fn written(driver: &Driver) -> [u64; 4] {
+    let counters = [Counter::Pswpout, Counter::Zswpwb, Counter::AreaSlots, Counter::AreaWrites];
+    counters.map(|counter| driver.pager.stats().get(counter))
+}
+
+/// Requests, slots and pages from the pool counted as written before they were sent. On a full disk up to 64
+/// slots a second counted that never were.
+#[test]
+fn only_what_the_area_has_taken_counts_as_written() {
+    let mut driver = driver(64 << 10, true);
+    let mut writes = queue_from_pool(&mut driver, 2);
+    let mut request = assign(&driver, &mut writes);
+    assert_eq!(driver.pager.write_done(&mut request, Err(AreaState::Full)), WriteProgress::Finished);
+    assert_eq!(written(&driver), [0; 4], "the disk was full");
+    driver.pager.areas().reopen();
+    for _ in PAGES {
+        assert_eq!(driver.place(&mut writes), Placed::Queued);
+    }
+    let mut request = assign(&driver, &mut writes);
+    assert_eq!(driver.pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
+    assert_eq!(written(&driver), [3, 0, 1, 1], "the pages were parked meanwhile");
+
+    let mut driver = self::driver(64 << 10, true);
+    let mut writes = queue_from_pool(&mut driver, 2);
+    let mut request = assign(&driver, &mut writes);
+    assert_eq!(written(&driver), [0; 4], "the area has taken nothing yet");
+    // A page of the pool is faulted on, and keeps the request open.
+    let ticket = driver.begin_load(PAGES[0]);
+    assert_eq!(driver.pager.write_done(&mut request, Ok(())), WriteProgress::Again);
+    driver.pager.give_back(ticket);
+    assert_eq!(driver.pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
+    assert_eq!(written(&driver), [3, 2, 1, 1]);
+    driver.check();
+}
+
+#[test]
+fn page_of_the_pool_that_is_alone_in_its_pack_counts_as_one_of_the_pool() {
+    let mut driver = driver(64 << 10, true);
+    driver.first_touch(PAGES[0]);
+    assert!(matches!(driver.evict_and_place(PAGES[0], 1), State::Pooled(_)));
+    let mut writes = WriteBatch::new();
+    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch), Shrunk::Queued);
+    let mut request = assign(&driver, &mut writes);
+    assert_eq!(driver.pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
+    assert_eq!(written(&driver), [1; 4]);
 }
 
 fn begin_read(driver: &mut Driver, page: PageIndex, on_disk: &[u8; PAGE_BYTES]) -> Ticket {
