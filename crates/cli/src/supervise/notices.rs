@@ -9,7 +9,7 @@ use crate::text::numbers::{grouped, iec, suggestion};
 use crate::text::say::harmless;
 use farpage_core::units::PAGE_SHIFT;
 use farpage_runtime::session::{
-    Notice, ProcessRecord, Retired, Session, StartFailure, StopReason, unpack_io_error,
+    Notice, ProcessRecord, Retired, Session, StartFailure, StopReason, unpack_full, unpack_io_error,
 };
 use std::io;
 use std::sync::atomic::Ordering;
@@ -201,12 +201,7 @@ const fn keeps_memory(notice: Notice) -> bool {
 pub fn describe(notice: Notice, value: u64, about: &About) -> String {
     let budget = about.budget;
     match notice {
-        Notice::AreaFull => format!(
-            "swap area {} is full (this process has {} there): nothing more is evicted, and memory goes over the budget of {}; free room on the disk or add an area with --swap",
-            about.areas.join(", "),
-            iec(value),
-            iec(budget.ram_bytes)
-        ),
+        Notice::AreaFull => area_full(value, about),
         Notice::FileLimit => format!(
             "it limits its files to {} (RLIMIT_FSIZE), and Farpage writes its swap file as the program: pages that need the file stay in memory, and it goes over the budget of {}; leave that limit alone in the program, give a device with --swap, or use --no-disk with more --ram",
             iec(value),
@@ -273,6 +268,19 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
 }
 
 /// Returns area, offset and reason of a failed request.
+fn area_full(packed: u64, about: &About) -> String {
+    let (bytes, not_full) = unpack_full(packed);
+    let areas = about.areas.iter().enumerate();
+    let full: Vec<_> =
+        areas.filter(|(at, _)| not_full >> at & 1 == 0).map(|(_, name)| name.as_str()).collect();
+    format!(
+        "swap area {} is full (this process has {} there): nothing more is evicted, and memory goes over the budget of {}; free room on the disk or add an area with --swap",
+        full.join(", "),
+        iec(bytes),
+        iec(about.budget.ram_bytes)
+    )
+}
+
 fn place(packed: u64, about: &About) -> String {
     let (area, slot, errno) = unpack_io_error(packed);
     let name = about.areas.get(usize::from(area)).map_or("?", String::as_str);
@@ -396,7 +404,7 @@ mod tests {
     use crate::supervise::session::tests::area;
     use crate::supervise::session::tests::settings;
     use crate::supervise::totals::tests::two_programs;
-    use farpage_runtime::session::pack_io_error;
+    use farpage_runtime::session::{pack_full, pack_io_error};
 
     fn budget_of(ram_bytes: u64) -> Budget {
         Budget {
@@ -438,6 +446,19 @@ mod tests {
         );
         session.processes[0].notice(Notice::AreaFull, 7 << 20);
         assert!(self::news(&mut watcher, session).is_empty());
+    }
+
+    /// An area whose write had failed was called full, too.
+    #[test]
+    fn full_areas_are_named_without_those_that_failed() {
+        let names = ["/mnt/a", "/mnt/b", "/mnt/c"].map(String::from);
+        let about = About { areas: &names, files: &[], budget: &budget_of(1 << 20) };
+        let text = describe(Notice::AreaFull, pack_full(5 << 20, 0b010), &about);
+        assert!(
+            text.starts_with("swap area /mnt/a, /mnt/c is full (this process has 5 MiB there)"),
+            "{text}"
+        );
+        assert_eq!(unpack_full(pack_full(7, 1 << 15)), (7, 1 << 15));
     }
 
     #[test]

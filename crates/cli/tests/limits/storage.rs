@@ -303,6 +303,7 @@ fn device_that_fails_to_write_keeps_the_pages() {
     for word in ["writing failed", &device.0, "at offset", "the pages were kept"] {
         assert!(outcome.stderr.contains(word), "`{word}` is not in:\n{}", outcome.stderr);
     }
+    assert!(!outcome.stderr.contains("is full"), "no area is full:\n{}", outcome.stderr);
     assert!(outcome.counter("write_errors") > 0, "{}", outcome.stderr);
 }
 

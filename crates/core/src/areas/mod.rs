@@ -15,8 +15,7 @@ pub mod slots;
 
 pub use extents::Extents;
 pub use leases::Leases;
-use order::AreaSet;
-pub use order::{Order, Placement, RequestTime};
+pub use order::{AreaSet, Order, Placement, RequestTime};
 pub use slots::{SlotMemory, Slots};
 
 use crate::config::AreaOrder;
@@ -248,6 +247,19 @@ impl<'m> Areas<'m> {
     /// Whether any area accepts pages.
     pub fn any_writable(&self) -> bool {
         (0..self.count).any(|id| self.state(AreaId(id as u8)) == AreaState::Writable)
+    }
+
+    /// Returns the areas that are full, if no area accepts pages. An area whose write failed isn't full.
+    pub fn full(&self) -> AreaSet {
+        let mut full = AreaSet::default();
+        for id in (0..self.count).map(|id| AreaId(id as u8)) {
+            match self.state(id) {
+                AreaState::Writable => return AreaSet::default(),
+                AreaState::Full => full.insert(id),
+                AreaState::ReadOnly => {}
+            }
+        }
+        full
     }
 
     /// Takes up to `max` slots and calls `each` with every run of neighbouring slots. Returns how many slots
@@ -669,6 +681,21 @@ mod tests {
         areas.reopen();
         areas.check(|_| ());
         assert_eq!((areas.state(AreaId(0)), areas.any_writable()), (AreaState::ReadOnly, true));
+    }
+
+    #[test]
+    fn full_areas_are_those_that_have_not_failed_while_none_is_writable() {
+        let areas = areas(3, AreaOrder::Global);
+        let states = |states: [AreaState; 3]| {
+            (0..).zip(states).for_each(|(id, state)| areas.set_state(AreaId(id), state));
+            areas.full().bits()
+        };
+        use AreaState::{Full, ReadOnly, Writable};
+        assert_eq!(states([Writable, Writable, Writable]), 0);
+        assert_eq!(states([Full, Full, Writable]), 0, "pages go to the last one");
+        assert_eq!(states([Full, Full, Full]), 0b111);
+        assert_eq!(states([Full, ReadOnly, Full]), 0b101);
+        assert_eq!(states([ReadOnly, ReadOnly, ReadOnly]), 0, "each has failed");
     }
 
     #[test]

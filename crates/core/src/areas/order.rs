@@ -185,6 +185,10 @@ impl AreaSet {
     pub const fn insert(&mut self, area: AreaId) {
         self.0 |= 1 << area.0;
     }
+    /// Returns the set as one bit for each area.
+    pub const fn bits(self) -> u16 {
+        self.0
+    }
     /// Whether an area is in the set.
     pub const fn contains(self, area: AreaId) -> bool {
         self.0 & 1 << area.0 != 0

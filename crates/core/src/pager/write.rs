@@ -281,7 +281,7 @@ impl Pager<'_> {
     ) -> bool {
         let Some(page) = self.cache.owner(frame) else {
             // The page was faulted in or discarded while it was being written.
-            self.areas.free(at);
+            self.free_after(at, result);
             self.cache.put(frame, Backing::Memory);
             return true;
         };
@@ -298,15 +298,22 @@ impl Pager<'_> {
                 if state == AreaState::ReadOnly {
                     self.stats.count(Counter::WriteErrors);
                 }
-                self.areas.free(at);
-                // Set again, because freeing the slot may have reopened a full area.
-                self.areas.set_state(at.slot.area(), state);
+                self.free_after(at, result);
                 self.cache.park(frame, page);
                 State::Parked { frame, copy: None }
             }
         };
         self.settle(page, place, State::Writing { frame }, after);
         true
+    }
+
+    /// Frees the slot of a page after a write that ended with `result`.
+    fn free_after(&self, at: SlotPart, result: Result<(), AreaState>) {
+        self.areas.free(at);
+        if let Err(state) = result {
+            // Set again, because freeing the slot may have reopened a full area.
+            self.areas.set_state(at.slot.area(), state);
+        }
     }
 
     /// Locks a page that is being written out of `frame`. Returns `None` if the page is being moved, or isn't

@@ -183,6 +183,22 @@ fn invariant_6_a_failed_write_keeps_the_page() {
     }
 }
 
+/// A page that came back while it was being written freed its slot, and made a full area writable again.
+#[test]
+fn full_area_stays_full_when_a_page_has_come_back_during_the_failed_write() {
+    let mut driver = driver(0, true);
+    driver.first_touch(PAGE);
+    driver.evict(PAGE, 1);
+    let mut writes = WriteBatch::new();
+    assert_eq!(driver.place(&mut writes), Placed::Queued);
+    let mut request = driver.pager.assign(0, NodeId(0), &mut writes).expect("a slot");
+    let ticket = driver.begin_load(PAGE);
+    assert_eq!(driver.finish_load(ticket), bytes_of(1));
+    assert_eq!(driver.pager.write_done(&mut request, Err(AreaState::Full)), WriteProgress::Finished);
+    assert_eq!(driver.pager.areas().state(AreaId(0)), AreaState::Full);
+    driver.check();
+}
+
 /// An area that can't be written may soon not be readable either. A page in memory once went back to its old
 /// slot on a failed area, and was lost with the slot.
 #[test]

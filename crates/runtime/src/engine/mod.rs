@@ -26,10 +26,11 @@ use crate::pressure::share::Share;
 use crate::session::devices::{BackEnd, Devices};
 use crate::session::first::{First, STATUS_FAILED};
 use crate::session::record::Membership;
-use crate::session::{Notice, ProcessRecord, StopReason};
+use crate::session::{Notice, ProcessRecord, StopReason, pack_full};
 use crate::worker::ahead::AheadQueue;
 use crate::worker::polling::Polling;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use farpage_core::areas::AreaSet;
 use farpage_core::pager::{BATCH_MAX, Pager};
 use farpage_core::stats::{Counter, Gauge};
 use farpage_core::table::Leaf;
@@ -434,11 +435,18 @@ impl Engine {
         if self.may_densify() || self.pager.pool().accepts() {
             return;
         }
-        let pool = self.pager.pool().usage().bytes as u64;
-        if self.pager.areas().count() == 0 {
-            self.record.notice(Notice::PoolFull, pool);
-        } else {
-            self.record.notice(Notice::AreaFull, self.pager.areas().in_use() * PAGE_BYTES as u64);
+        if areas.count() == 0 {
+            return self.record.notice(Notice::PoolFull, self.pager.pool().usage().bytes as u64);
+        }
+        // Where every area has failed, the user has heard of that.
+        let ids = || (0..areas.count()).map(|at| AreaId(at as u8));
+        let full = areas.full();
+        if full != AreaSet::default() {
+            let used: u64 =
+                ids().filter(|id| full.contains(*id)).map(|id| u64::from(areas.in_use_of(id))).sum();
+            let mut not_full = AreaSet::default();
+            ids().filter(|id| !full.contains(*id)).for_each(|id| not_full.insert(id));
+            self.record.notice(Notice::AreaFull, pack_full(used * PAGE_BYTES as u64, not_full.bits()));
         }
     }
 

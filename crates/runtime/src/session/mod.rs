@@ -233,8 +233,8 @@ pub struct AreaDescription {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Notice {
-    /// Every area is full, or the disk is. Eviction has stopped and memory goes over the budget. Value: bytes
-    /// used.
+    /// No area takes pages, and at least one area is full, or the disk is. Eviction has stopped and memory
+    /// goes over the budget. Value: see [`pack_full`].
     AreaFull = 0,
     /// The pool is full and there is no area. Value: pool bytes.
     PoolFull = 1,
@@ -406,6 +406,17 @@ pub const fn pack_io_error(area: u8, slot: u32, errno: u16) -> u64 {
 /// Undoes [`pack_io_error`]: returns area, slot and errno.
 pub const fn unpack_io_error(packed: u64) -> (u8, u32, u16) {
     ((packed >> 32) as u8, packed as u32, (packed >> 48) as u16)
+}
+
+/// Packs the bytes that a process has in full areas, and the areas that take no pages for another reason. The
+/// areas have one bit each in bits 48.., the bytes are below.
+pub const fn pack_full(bytes: u64, not_full: u16) -> u64 {
+    ((not_full as u64) << 48) | (bytes & ((1 << 48) - 1))
+}
+
+/// Undoes [`pack_full`].
+pub const fn unpack_full(packed: u64) -> (u64, u16) {
+    (packed & ((1 << 48) - 1), (packed >> 48) as u16)
 }
 
 /// Everything that one program tells about itself.
