@@ -175,7 +175,7 @@ impl Worker {
                 self.note_latency(AreaId(area as u8), completion.token as usize, looked_ns);
             }
             wait = Wait::No;
-            if count == 0 {
+            if count == 0 && self.has_several_areas() {
                 self.note_unfinished(AreaId(area as u8));
             }
             for completion in done.iter().take(count) {
