@@ -168,6 +168,27 @@ static void forks(void)
     _exit(0);
 }
 
+/* glibc 2.41 and later block every signal during a fork, by a call of their own. An older libc's child has the
+ * same mask if its maker has it. */
+static void forks_with_all_signals_blocked(void)
+{
+    const uint64_t all = ~(uint64_t)0;
+    uint64_t before;
+    CHECK(call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&before, sizeof all, 0, 0) == 0);
+    pid_t child = fork();
+    CHECK(call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, sizeof all, 0, 0) == 0);
+    CHECK(child >= 0);
+    IS_DORMANT();
+    if (child == 0) {
+        map(GROWS);
+        IS_MANAGED();
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    IS_DORMANT();
+}
+
 /* The children have the parent's memory and nothing else. Together that is far less than the budget, though
  * each of them says that all of it is its own as long as it is dormant. */
 static void shares(void)
@@ -683,6 +704,7 @@ MAIN({ "stays", stays },
      { "reserves", reserves },
      { "seals", seals },
      { "forks", forks },
+     { "forks_with_all_signals_blocked", forks_with_all_signals_blocked },
      { "shares", shares },
      { "forks_when_grown", forks_when_grown },
      { "vforks", vforks },

@@ -17,7 +17,7 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_os::errno::returned;
-use farpage_os::signal::{self, Action, Context, Info, bit, set_action};
+use farpage_os::signal::{self, Action, Context, Info, SIGCANCEL, SIGSETXID, bit, set_action};
 use farpage_os::sys::{self, Errno, number};
 use farpage_os::{memory, proc};
 use farpage_runtime::engine::dormant::{Added, Dormant, WAKES};
@@ -133,8 +133,18 @@ pub fn is_out_of_reach() -> bool {
     IS_OUT_OF_REACH.load(Ordering::Relaxed)
 }
 
+/// Signals that no program can block through libc, because libc's functions leave them out of each mask. A
+/// mask that has both is libc's own. From glibc 2.41 on, `fork` blocks every signal until it returns.
+const BLOCKED_BY_LIBC_ALONE: u64 = bit(SIGCANCEL) | bit(SIGSETXID);
+
+/// Whether the program blocks the wake-up signal, as far as the thread's mask tells. The supervisor looks at
+/// the mask again before it sends the signal.
+const fn is_deaf(blocked: u64) -> bool {
+    blocked & bit(WAKES) != 0 && blocked & BLOCKED_BY_LIBC_ALONE != BLOCKED_BY_LIBC_ALONE
+}
+
 /// Joins the run without an engine. Returns false if that can't be. The caller has blocked all signals;
-/// `blocked` has those that the program itself blocks.
+/// `blocked` has those that were blocked before.
 pub fn join(blocked: u64) -> bool {
     if page().is_none() {
         let (state, process) = (AtomicU32::new(NOT), AtomicU32::new(0));
@@ -149,8 +159,7 @@ pub fn join(blocked: u64) -> bool {
     }
     // A program that was started with the signal ignored, or that blocks the signal, can't be
     // asked for an engine.
-    let hears =
-        matches!(signal::action_of(WAKES), Ok(Action { handler: 0, .. })) && blocked & bit(WAKES) == 0;
+    let hears = matches!(signal::action_of(WAKES), Ok(Action { handler: 0, .. })) && !is_deaf(blocked);
     // Other threads would make calls beside the thread that starts an engine, and an engine must
     // know their stacks.
     if !hears || proc::count_threads() != Ok(1) {
@@ -232,7 +241,7 @@ enum Task {
 
 struct Work {
     task: Task,
-    /// Signals that the program blocks.
+    /// Signals that were blocked before.
     blocked: u64,
     /// The kernel's word; none if the call is still to be made, because the process isn't dormant any more.
     word: Option<isize>,

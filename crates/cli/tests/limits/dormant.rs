@@ -13,7 +13,11 @@ const RAM: u64 = 256 * MIB;
 fn budget(case: &str) -> u64 {
     match case {
         // In these cases several processes are dormant at once.
-        "forks" | "clones_and_executes" | "is_asked_while_it_waits" | "ends_its_own_calls" => 2 * RAM,
+        "forks"
+        | "forks_with_all_signals_blocked"
+        | "clones_and_executes"
+        | "is_asked_while_it_waits"
+        | "ends_its_own_calls" => 2 * RAM,
         _ => RAM,
     }
 }
@@ -51,6 +55,13 @@ fn small_process_has_one_thread() {
 #[test]
 fn process_that_grows_is_managed() {
     is_right(&["maps", "heap", "remaps", "reserves", "keeps_what_it_moves", "vforks", "forks"]);
+}
+
+/// With glibc 2.41 and later each child of a fork got an engine at once, with a thread and some MiB of its
+/// own. libc has blocked every signal there, and Farpage took that for the program's doing.
+#[test]
+fn child_of_a_libc_that_blocks_signals_has_one_thread() {
+    is_right(&["forks_with_all_signals_blocked"]);
 }
 
 /// A parent of 8 MiB had 48 children that read its memory. Each of them counted 8 MiB, and most of the memory
