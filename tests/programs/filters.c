@@ -297,6 +297,36 @@ static void another_thread_denies(void)
     VERIFY(area, LARGE, 1);
 }
 
+static void *deny_last(void *nothing)
+{
+    (void)nothing;
+    char path[64], stat[512];
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", getpid());
+    do {
+        memset(stat, 0, sizeof stat);
+        int file = open(path, O_RDONLY);
+        CHECK(file >= 0 && read(file, stat, sizeof stat - 1) > 0 && close(file) == 0);
+    } while (strrchr(stat, ')')[2] != 'Z');
+    by_number(0);
+    check_denied();
+    /* Farpage looks at the program's filters now and then. */
+    usleep(300000);
+    VERIFY(area, LARGE, 1);
+    push_out();
+    VERIFY(area, LARGE, 1);
+    exit(0);
+}
+
+/* The first thread has ended. The kernel no longer finds the process's memory by the process's number. */
+static void denies_without_first_thread(void)
+{
+    begin_out();
+    MAKE(dangerous, DENY, ALLOW);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, deny_last, NULL) == 0);
+    pthread_exit(NULL);
+}
+
 /* Children are under the filter, and their engines must live under it. */
 static void child_lives_under_it(void)
 {
@@ -546,6 +576,7 @@ MAIN({ "denies_what_nobody_needs", denies_what_nobody_needs },
      { "denies_in_all_threads", denies_in_all_threads },
      { "denies_in_all_threads_after_one", denies_in_all_threads_after_one },
      { "another_thread_denies", another_thread_denies }, { "child_lives_under_it", child_lives_under_it },
+     { "denies_without_first_thread", denies_without_first_thread },
      { "allows_little", allows_little }, { "allows_little_before", allows_little_before },
      { "allows_little_in_all_threads", allows_little_in_all_threads },
      { "allows_little_among_threads", allows_little_among_threads }, { "answers_errors", answers_errors },

@@ -60,7 +60,7 @@ macro_rules! cases {
 cases! {
     thread signal segv: {
         Stays: denies_what_nobody_needs denies_what_nobody_needs_before denies_in_all_threads another_thread_denies
-            child_lives_under_it only_asks second_after_seccomp_is_denied;
+            denies_without_first_thread child_lives_under_it only_asks second_after_seccomp_is_denied;
         Ends: denies_in_all_threads_after_one denies_by_own_code_before allows_little allows_little_before
             allows_little_in_all_threads allows_little_among_threads answers_errors answers_by_signals
             has_a_tracer_answer has_a_program_answer is_strict is_strict_before

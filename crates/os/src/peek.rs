@@ -54,9 +54,10 @@ pub unsafe fn write(address: usize, bytes: &[u8]) -> bool {
 
 fn transfer(call: usize, own: usize, theirs: usize, bytes: usize) -> bool {
     let (own, theirs) = ([own, bytes], [theirs, bytes]);
+    // The process's first thread may have ended. The kernel finds no memory by its number then.
     // SAFETY: the call takes no argument.
-    let process = unsafe { sys::call(number::GETPID, [0; 6]) } as usize;
-    let arguments = [process, own.as_ptr() as usize, 1, theirs.as_ptr() as usize, 1, 0];
+    let thread = unsafe { sys::call(number::GETTID, [0; 6]) } as usize;
+    let arguments = [thread, own.as_ptr() as usize, 1, theirs.as_ptr() as usize, 1, 0];
     // SAFETY: one side is memory of the callers. The kernel checks the other side, and copies as far as it is
     // there.
     sys::check(unsafe { sys::call(call, arguments) }) == Ok(bytes)
