@@ -74,11 +74,14 @@ static unsigned flags_of(const char *thread, char name[64])
     return flags;
 }
 
+/* The thread that all others are compared with: the first thread if 0. */
+static pid_t compared;
+
 /* Counts the differences between the first thread and the other threads. Prints them if `tell`. */
 static int different(int tell)
 {
     char first[8192], other[8192], own[32];
-    snprintf(own, sizeof own, "%d", getpid());
+    snprintf(own, sizeof own, "%d", compared == 0 ? getpid() : compared);
     int count = 0;
     rewinddir(tasks);
     for (struct dirent *entry; (entry = readdir(tasks)) != NULL;) {
@@ -380,6 +383,55 @@ static void leaves_root_before(void)
     NONE_DIFFERS();
 }
 
+/* Waits until the first thread has ended. The kernel goes on to list it, with all that it could do. */
+static void outlive_the_first_thread(void)
+{
+    char name[64], first[32];
+    snprintf(first, sizeof first, "%d", getpid());
+    while ((flags_of(first, name) & ENDS) == 0)
+        usleep(1000);
+    compared = gettid();
+}
+
+static void *drop_root_last(void *nothing)
+{
+    (void)nothing;
+    outlive_the_first_thread();
+    drop_by_libc();
+    /* Farpage looks at the program now and then, and must not go back to what the first thread could do. */
+    for (int turn = 0; turn < 60; turn++) {
+        usleep(5000);
+        NONE_DIFFERS();
+    }
+    still_works();
+    exit(0);
+}
+
+static void drops_root_without_first_thread(void)
+{
+    begin_out();
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, drop_root_last, NULL) == 0);
+    pthread_exit(NULL);
+}
+
+static void *drop_root_by_own_code_last(void *nothing)
+{
+    (void)nothing;
+    outlive_the_first_thread();
+    drop_by_own_code();
+    still_works();
+    exit(0);
+}
+
+static void drops_root_by_own_code_without_first_thread(void)
+{
+    begin_out();
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, drop_root_by_own_code_last, NULL) == 0);
+    pthread_exit(NULL);
+}
+
 /* Network, names, mounts: the program leaves its namespaces, and goes back. */
 static void leaves_namespaces(void)
 {
@@ -458,6 +510,8 @@ MAIN({ "drops_root", drops_root }, { "drops_root_before", drops_root_before },
      { "one_thread_drops_root_alone", one_thread_drops_root_alone },
      { "child_of_vfork_drops_root", child_of_vfork_drops_root }, { "child_drops_root", child_drops_root },
      { "leaves_root", leaves_root }, { "leaves_root_before", leaves_root_before },
+     { "drops_root_without_first_thread", drops_root_without_first_thread },
+     { "drops_root_by_own_code_without_first_thread", drops_root_by_own_code_without_first_thread },
      { "leaves_namespaces", leaves_namespaces },
      { "may_open_nothing", may_open_nothing }, { "may_open_nothing_before", may_open_nothing_before },
      { "may_start_nothing_before", may_start_nothing_before },

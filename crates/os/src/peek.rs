@@ -6,7 +6,7 @@
 // UNSAFETY: addresses come from the program.
 
 use crate::errno::returned;
-use crate::sys::{self, number};
+use crate::sys::{self, Errno, number};
 
 /// Returns whether the 8 bytes at `address` can be read, at the cost of one short system call.
 pub fn is_readable(address: usize) -> bool {
@@ -50,6 +50,16 @@ pub fn read_into(address: usize, bytes: &mut [u8]) -> bool {
 /// The program must expect the bytes at `address`.
 pub unsafe fn write(address: usize, bytes: &[u8]) -> bool {
     transfer(number::PROCESS_VM_WRITEV, bytes.as_ptr() as usize, address, bytes.len())
+}
+
+/// Returns whether a thread of this process has ended. The kernel lists an ended first thread as long as
+/// other threads live.
+pub fn has_ended(thread: u32) -> bool {
+    let (from, mut to) = (0_u8, 0_u8);
+    let [own, theirs] = [[(&raw mut to).addr(), 1], [(&raw const from).addr(), 1]];
+    let arguments = [thread as usize, own.as_ptr() as usize, 1, theirs.as_ptr() as usize, 1, 0];
+    // SAFETY: the kernel copies a byte from one variable of this function to the other.
+    unsafe { sys::call(number::PROCESS_VM_READV, arguments) == -(Errno::ESRCH.0 as isize) }
 }
 
 fn transfer(call: usize, own: usize, theirs: usize, bytes: usize) -> bool {

@@ -4,6 +4,7 @@
 //! change its root or its limits later.
 // UNSAFETY: an ioctl that fills a buffer.
 
+use crate::peek;
 use crate::sys::{self, Errno, number};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -535,14 +536,14 @@ pub fn for_each_thread(mut visit: impl FnMut(u32)) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Returns how many io_urings this process's first thread has among its descriptors; 0 if the descriptors
-/// can't be seen.
-pub fn rings() -> u64 {
-    descriptors(|link| link == b"anon_inode:[io_uring]")
+/// Returns how many io_urings a thread of this process has among its descriptors; 0 if the descriptors can't
+/// be seen.
+pub fn rings(thread: u32) -> u64 {
+    descriptors(thread, |link| link == b"anon_inode:[io_uring]")
 }
 
-/// Returns whether this process's first thread has its own memory open: /proc/PID/mem, or a thread's.
-pub fn has_memory_open() -> bool {
+/// Returns whether a thread of this process has the process's memory open: /proc/PID/mem, or a thread's.
+pub fn has_memory_open(thread: u32) -> bool {
     let mut own = [core::mem::MaybeUninit::uninit(); 16];
     let Ok((own, _)) = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self", &mut own) else {
         return false;
@@ -551,14 +552,16 @@ pub fn has_memory_open() -> bool {
         let name = link.strip_prefix(b"/proc/").and_then(|rest| rest.strip_suffix(b"/mem"));
         name.and_then(|name| name.strip_prefix(&*own)).is_some_and(|rest| matches!(rest, [] | [b'/', ..]))
     };
-    descriptors(is_memory) > 0
+    descriptors(thread, is_memory) > 0
 }
 
-/// Returns how many descriptors of this process's first thread are links to a file that `is_meant`. Links of
-/// more than 63 bytes are cut.
-fn descriptors(is_meant: impl Fn(&[u8]) -> bool) -> u64 {
+/// Returns how many descriptors of a thread are links to a file that `is_meant`. Links of more than 63 bytes
+/// are cut.
+fn descriptors(thread: u32, is_meant: impl Fn(&[u8]) -> bool) -> u64 {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(directory) = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty()) else { return 0 };
+    let mut path = [0; 64];
+    let Some(path) = path_of_thread(&mut path, thread, b"fd") else { return 0 };
+    let Ok(directory) = rustix::fs::open(path, flags, Mode::empty()) else { return 0 };
     let mut buffer = [core::mem::MaybeUninit::uninit(); 4096];
     let mut entries = rustix::fs::RawDir::new(&directory, &mut buffer);
     let mut count = 0;
@@ -568,6 +571,24 @@ fn descriptors(is_meant: impl Fn(&[u8]) -> bool) -> u64 {
         count += u64::from(link.is_ok_and(|(target, _)| is_meant(target)));
     }
     count
+}
+
+/// Returns the program's first thread: the first thread of `process`, which is this process. An ended thread
+/// keeps the credentials that it had at its end. In its place, returns the oldest thread that lives and isn't
+/// `ours`. None if the first thread has ended and /proc doesn't tell which threads live.
+pub fn first_thread(process: u32, ours: impl Fn(u32) -> bool) -> Option<u32> {
+    if !peek::has_ended(process) {
+        return Some(process);
+    }
+    let mut first = None;
+    // The kernel lists threads in the order in which they were made.
+    for_each_thread(|thread| {
+        if first.is_none() && !ours(thread) && !runs_no_program(thread) {
+            first = Some(thread);
+        }
+    })
+    .ok()?;
+    first
 }
 
 /// Returns the exit status of this process's first thread, if that thread has ended and every remaining
@@ -747,9 +768,18 @@ pub fn is_reachable() -> bool {
 
 /// Returns the content of a thread's short file. None if the thread doesn't exist.
 fn read_of_thread<'t>(thread: u32, name: &[u8], text: &'t mut [u8]) -> Option<&'t [u8]> {
-    let file = open(numbered(&mut [0; 64], b"/proc/self/task/", thread, &[b"/", name])?).ok()?;
+    let file = open(path_of_thread(&mut [0; 64], thread, name)?).ok()?;
     let length = read_at(&file, text, 0).ok()?;
     Some(&text[..length])
+}
+
+/// Builds the path of a file of a thread of this process.
+pub(crate) fn path_of_thread<'p>(
+    path: &'p mut [u8; 64],
+    thread: u32,
+    name: &[u8],
+) -> Option<&'p core::ffi::CStr> {
+    numbered(path, b"/proc/self/task/", thread, &[b"/", name])
 }
 
 /// Opens the file behind a descriptor of the calling thread once more, to read and write.

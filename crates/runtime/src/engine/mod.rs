@@ -43,7 +43,7 @@ use farpage_os::clock::now_ns;
 use farpage_os::proc::{self, Pagemap, Rollup, Statm};
 use farpage_os::sys::Errno;
 use farpage_os::uffd::Uffd;
-use farpage_os::{futex, memory, peek};
+use farpage_os::{futex, memory, peek, thread};
 use linux_raw_sys::general::{MADV_DOFORK, MADV_DONTFORK};
 
 /// Pages of the smallest mapping that is managed: 128 KiB, from which on malloc maps each request by itself.
@@ -413,10 +413,18 @@ impl Engine {
         }
     }
 
+    /// Returns the program's first thread that lives, if /proc tells. The process can do what that thread
+    /// can.
+    pub fn first_thread(&self) -> Option<u32> {
+        let is_ours = |thread| thread::all().any(|ours| ours.number() == Some(thread));
+        proc::first_thread(self.process, is_ours)
+    }
+
     /// Tells the user of rings that the program has begun, where faults aren't messages: rings name memory
     /// that may be out soon.
     pub fn note_rings(&self) {
-        let rings = if self.mode().calls_can_wait() { 0 } else { proc::rings() };
+        let rings = || self.first_thread().map_or(0, proc::rings);
+        let rings = if self.mode().calls_can_wait() { 0 } else { rings() };
         if rings > 0 {
             self.record.notice(Notice::Ring, rings);
         }

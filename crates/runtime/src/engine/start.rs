@@ -410,7 +410,10 @@ fn activate(engine: &'static Engine, nice: i32) {
         retire::end(engine, None);
     }
     // No thread can open the file any more. A child that inherits pages has a parent that hadn't it open.
-    if engine.mode() == FaultMode::Segv && !engine.inherits() && proc::has_memory_open() {
+    if engine.mode() == FaultMode::Segv
+        && !engine.inherits()
+        && engine.first_thread().is_some_and(proc::has_memory_open)
+    {
         engine.ask_to_retire(Retired::MemoryOpen);
         retire::end(engine, None);
     }

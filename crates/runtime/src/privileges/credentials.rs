@@ -4,7 +4,8 @@
 //! Linux keeps all of these for each thread, and libc changes them together only in its own threads. An
 //! engine thread that stayed root would be root for anybody who takes the program over. So each call that
 //! changes them ends only when every engine thread has taken on what the program's first thread has. A change
-//! of another thread alone isn't followed: the process can do what its first thread can.
+//! of another thread alone isn't followed: the process can do what its first thread can. The first thread may
+//! end before the others. Then the oldest thread of the program that lives takes its place.
 //!
 //! Calls are seen by libc's functions and by `syscall` (the preload library). In armed threads every call is
 //! seen. The keeper sees soon after what both ways miss ([`Watch`]).
@@ -140,7 +141,11 @@ pub fn follow(engine: &Engine, call: usize, arguments: &Arguments, whose: Whose)
     let [process, own] =
         [number::GETPID, number::GETTID].map(|call| unsafe { sys::call(call, [0; 6]) } as u32);
     // A child of vfork has credentials of its own.
-    if process != engine.process || (own != process && whose == Whose::Own) {
+    if process != engine.process {
+        return;
+    }
+    let first = if own == process { own } else { engine.first_thread().unwrap_or(own) };
+    if own != first && whose == Whose::Own {
         return;
     }
     let was_dumpable = dumpable();
@@ -153,9 +158,9 @@ pub fn follow(engine: &Engine, call: usize, arguments: &Arguments, whose: Whose)
     // SAFETY: the lock is held, and no thread is being asked.
     let (known, lists) = unsafe { ((*WANTED.order.get()).credentials, &mut *WANTED.groups.get()) };
     let mut credentials = Credentials::read();
-    if own != process {
+    if own != first {
         // The calling thread may have changed the rest for itself alone.
-        let capabilities = kernel::Capabilities::of(process).unwrap_or(credentials.capabilities);
+        let capabilities = kernel::Capabilities::of(first).unwrap_or(credentials.capabilities);
         let ambient = known.ambient & capabilities.permitted & capabilities.inheritable;
         let (user, group, groups) = (credentials.user, credentials.group, credentials.groups);
         credentials = Credentials { user, group, groups, capabilities, ambient, ..known };
@@ -319,9 +324,10 @@ impl Watch {
         let Some(guard) = FOLLOWING.try_lock() else { return };
         // SAFETY: the lock is held, and no thread is being asked.
         let (known, lists) = unsafe { ((*WANTED.order.get()).credentials, &mut *WANTED.groups.get()) };
+        let thread = engine.first_thread().unwrap_or(engine.process);
         let mut first = || {
             let mut text = [0; STATUS_BYTES];
-            let status = proc::status_of(engine.process, &mut text)?;
+            let status = proc::status_of(thread, &mut text)?;
             filters::look(engine, status);
             kernel::parse_status(status, &mut lists[1])
         };

@@ -277,7 +277,8 @@ pub fn install(engine: &Engine, call: usize, arguments: &Arguments) -> Option<is
         // SAFETY: the call is the program's own, with a copy of the filter that it has given. The copy stays
         // until the call is over.
         let answer = unsafe { sys::call(call, with_copy) };
-        number_of(process).into_iter().for_each(|found| KNOWN.store(found, Ordering::Relaxed));
+        let found = engine.first_thread().and_then(number_of);
+        found.into_iter().for_each(|found| KNOWN.store(found, Ordering::Relaxed));
         Some(answer)
     })
 }
