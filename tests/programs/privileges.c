@@ -383,6 +383,55 @@ static void leaves_root_before(void)
     NONE_DIFFERS();
 }
 
+/* Threads of a program share their root directory, so each of them has the new one. */
+static void *leave_root_in_a_thread(void *nothing)
+{
+    leave_root();
+    return nothing;
+}
+
+static void another_thread_leaves_root(void)
+{
+    begin_out();
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, leave_root_in_a_thread, NULL) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(access("/proc", F_OK) != 0);
+    NONE_DIFFERS();
+    VERIFY(area, LARGE, 1);
+    drop_by_libc();
+    VERIFY(area, LARGE, 1);
+}
+
+/* This thread stops sharing its root directory first. The process is where it was. */
+static void *leave_root_alone(void *place)
+{
+    CHECK(unshare(CLONE_FS) == 0);
+    if (chroot(place) != 0 && errno == EPERM)
+        exit(NOT_ALLOWED);
+    char byte = 0;
+    CHECK(write(stage[1], &byte, 1) == 1);
+    pause();
+    return NULL;
+}
+
+static void one_thread_leaves_root_alone(void)
+{
+    begin_out();
+    CHECK(pipe(stage) == 0);
+    pthread_t thread;
+    char place[] = "/tmp/farpage-root-XXXXXX";
+    CHECK(mkdtemp(place) != NULL);
+    CHECK(pthread_create(&thread, NULL, leave_root_alone, place) == 0);
+    char byte;
+    CHECK(read(stage[0], &byte, 1) == 1);
+    CHECK(access("/proc", F_OK) == 0);
+    if (different(0) != 1)
+        FAIL("%d threads differ from the first, not one", different(1));
+    VERIFY(area, LARGE, 1);
+    CHECK(rmdir(place) == 0);
+}
+
 /* Waits until the first thread has ended. The kernel goes on to list it, with all that it could do. */
 static void outlive_the_first_thread(void)
 {
@@ -429,6 +478,25 @@ static void drops_root_by_own_code_without_first_thread(void)
     begin_out();
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, drop_root_by_own_code_last, NULL) == 0);
+    pthread_exit(NULL);
+}
+
+static void *leave_root_last(void *nothing)
+{
+    (void)nothing;
+    outlive_the_first_thread();
+    leave_root();
+    VERIFY(area, LARGE, 1);
+    drop_by_libc();
+    VERIFY(area, LARGE, 1);
+    exit(0);
+}
+
+static void leaves_root_without_first_thread(void)
+{
+    begin_out();
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, leave_root_last, NULL) == 0);
     pthread_exit(NULL);
 }
 
@@ -510,8 +578,11 @@ MAIN({ "drops_root", drops_root }, { "drops_root_before", drops_root_before },
      { "one_thread_drops_root_alone", one_thread_drops_root_alone },
      { "child_of_vfork_drops_root", child_of_vfork_drops_root }, { "child_drops_root", child_drops_root },
      { "leaves_root", leaves_root }, { "leaves_root_before", leaves_root_before },
+     { "another_thread_leaves_root", another_thread_leaves_root },
+     { "one_thread_leaves_root_alone", one_thread_leaves_root_alone },
      { "drops_root_without_first_thread", drops_root_without_first_thread },
      { "drops_root_by_own_code_without_first_thread", drops_root_by_own_code_without_first_thread },
+     { "leaves_root_without_first_thread", leaves_root_without_first_thread },
      { "leaves_namespaces", leaves_namespaces },
      { "may_open_nothing", may_open_nothing }, { "may_open_nothing_before", may_open_nothing_before },
      { "may_start_nothing_before", may_start_nothing_before },

@@ -44,8 +44,8 @@ cases! {
         drops_root drops_root_before drops_root_by_number drops_root_by_own_code drops_root_by_own_code_before
         changes_its_user_and_back keeps_one_capability locks_itself can_be_looked_at another_thread_drops_root
         one_thread_drops_root_alone child_of_vfork_drops_root child_drops_root
-        leaves_root leaves_root_before leaves_namespaces
-        drops_root_without_first_thread drops_root_by_own_code_without_first_thread
+        leaves_root leaves_root_before leaves_namespaces another_thread_leaves_root one_thread_leaves_root_alone
+        drops_root_without_first_thread drops_root_by_own_code_without_first_thread leaves_root_without_first_thread
         may_open_nothing may_open_nothing_before may_start_nothing_before may_queue_no_signal_before
         may_have_no_more_memory may_have_no_more_memory_before may_have_no_more_data
     }

@@ -6,6 +6,7 @@
 //! because the kernel moves every thread that was at the old root.
 // UNSAFETY: system calls that rustix doesn't have, by number.
 
+use crate::proc::path_of_thread;
 use crate::sys::{self, Errno};
 use linux_raw_sys::general as raw;
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
@@ -36,8 +37,11 @@ enum Root {
     AsBefore,
     Changed,
     /// The root directory is open as this descriptor of the program.
-    Lent(i32),
+    Lent(i32, Identity),
 }
+
+/// Device and inode of a directory.
+type Identity = (u64, u64);
 
 fn errno(error: rustix::io::Errno) -> Errno {
     Errno(error.raw_os_error())
@@ -92,33 +96,54 @@ impl PlaceChanges {
             return self;
         }
         // Without a free descriptor the engine threads find the directory in /proc, if they can reach it.
-        let root = open_directory(c"/").map_or(Root::Changed, |root| Root::Lent(root.into_raw_fd()));
-        PlaceChanges { root, ..self }
+        let lent = open_directory(c"/").and_then(|root| {
+            let identity = identity(&root)?;
+            Ok(Root::Lent(root.into_raw_fd(), identity))
+        });
+        PlaceChanges { root: lent.unwrap_or(Root::Changed), ..self }
     }
 
     /// Closes the descriptor that was lent.
     pub fn take_back(self) {
-        if let Root::Lent(fd) = self.root {
+        if let Root::Lent(fd, _) = self.root {
             // SAFETY: `lend` opened the descriptor, and no other code knows of it.
             unsafe { rustix::io::close(fd) };
         }
     }
 
-    /// Moves the calling thread to the place of the first thread of `process`, its own process. Returns
-    /// whether that worked.
-    pub fn join(&self, process: u32) -> bool {
-        self.is_none() || self.try_to_join(process).is_ok()
+    /// Moves the calling thread to the place of the thread `changed` of `process`, its own process. Returns
+    /// whether that worked. If `changed` isn't the first thread, only its root directory matters.
+    pub fn join(&self, process: u32, changed: u32) -> bool {
+        let joined = || match changed == process {
+            true => self.try_to_join(process),
+            false => self.try_to_join_root(process, changed),
+        };
+        self.is_none() || joined().is_ok()
+    }
+
+    /// Moves the calling thread to the root directory of `changed`, which isn't the first thread of
+    /// `process`. Threads that libc has made share their root directory. A thread that shares it with nobody
+    /// has changed only its own place, and the calling thread stays where it is.
+    fn try_to_join_root(&self, process: u32, changed: u32) -> Result<(), Errno> {
+        let root_of = |thread| {
+            let mut path = [0; 64];
+            open_directory(path_of_thread(&mut path, thread, b"root").ok_or(Errno::EINVAL)?)
+        };
+        match (root_of(changed), self.root) {
+            // A first thread that has ended has no root directory.
+            (Ok(root), _) if root_of(process).is_ok_and(|first| identity(&first) != identity(&root)) => {
+                Ok(())
+            }
+            (Ok(root), _) => make_root(&root),
+            // The calling thread can't reach /proc, perhaps because it has followed this change already.
+            (Err(_), Root::Lent(_, root)) if identity(&open_directory(c"/")?) == Ok(root) => Ok(()),
+            (Err(_), Root::Lent(fd, _)) => make_root(&borrow(&handle_of(process)?, fd)?),
+            (Err(errno), _) => Err(errno),
+        }
     }
 
     fn try_to_join(&self, process: u32) -> Result<(), Errno> {
-        let process = Pid::from_raw(process as i32).ok_or(Errno::ESRCH)?;
-        let handle = rustix::process::pidfd_open(process, PidfdFlags::empty()).map_err(errno)?;
-        let borrow = |fd| {
-            // SAFETY: the descriptor is only a number for the kernel, which looks it up in the table of the
-            // process's first thread.
-            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-            rustix::process::pidfd_getfd(&handle, fd.as_raw_fd(), PidfdGetfdFlags::empty()).map_err(errno)
-        };
+        let handle = handle_of(process)?;
         if self.namespaces & raw::CLONE_NEWNS != 0 {
             // A thread can't change its mount namespace while other threads share its root directory. The
             // kernel's threads of an io_uring do, so this thread stops sharing first.
@@ -129,15 +154,33 @@ impl PlaceChanges {
         }
         match self.root {
             Root::AsBefore => {}
-            Root::Lent(fd) => make_root(&borrow(fd)?)?,
+            Root::Lent(fd, _) => make_root(&borrow(&handle, fd)?)?,
             Root::Changed => make_root(&open_directory(c"/proc/self/root")?)?,
         }
         if let Some((rules, flags)) = self.rules {
-            let rules = borrow(rules)?;
+            let rules = borrow(&handle, rules)?;
             call(raw::__NR_landlock_restrict_self, [rules.as_raw_fd() as usize, flags as usize])?;
         }
         Ok(())
     }
+}
+
+fn handle_of(process: u32) -> Result<OwnedFd, Errno> {
+    let process = Pid::from_raw(process as i32).ok_or(Errno::ESRCH)?;
+    rustix::process::pidfd_open(process, PidfdFlags::empty()).map_err(errno)
+}
+
+/// Returns a copy of a descriptor of a process.
+fn borrow(process: &OwnedFd, fd: i32) -> Result<OwnedFd, Errno> {
+    // SAFETY: the descriptor is only a number for the kernel, which looks it up in the table of the process's
+    // first thread.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    rustix::process::pidfd_getfd(process, fd.as_raw_fd(), PidfdGetfdFlags::empty()).map_err(errno)
+}
+
+fn identity(directory: &OwnedFd) -> Result<Identity, Errno> {
+    let stat = rustix::fs::fstat(directory).map_err(errno)?;
+    Ok((stat.st_dev, stat.st_ino))
 }
 
 fn make_root(directory: &OwnedFd) -> Result<(), Errno> {
@@ -196,7 +239,7 @@ mod tests {
         let places = PlaceChanges::changed_by(raw::__NR_landlock_restrict_self as usize, &arguments);
         let joined = std::thread::spawn(move || {
             rustix::thread::set_no_new_privs(true).unwrap();
-            let could = places.join(std::process::id());
+            let could = places.join(std::process::id(), std::process::id());
             (could, std::fs::read("/proc/self/comm").is_err())
         });
         assert_eq!(joined.join().unwrap(), (true, true));

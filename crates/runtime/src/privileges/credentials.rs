@@ -49,6 +49,8 @@ struct Wanted {
 #[derive(Clone, Copy)]
 struct Order {
     process: u32,
+    /// The thread that has changed its place.
+    changed: u32,
     credentials: Credentials,
     with_groups: bool,
     places: PlaceChanges,
@@ -67,6 +69,7 @@ static WANTED: Wanted = Wanted {
     failed: AtomicU32::new(0),
     order: UnsafeCell::new(Order {
         process: 0,
+        changed: 0,
         credentials: Credentials::NONE,
         with_groups: false,
         places: PlaceChanges::NONE,
@@ -145,11 +148,16 @@ pub fn follow(engine: &Engine, call: usize, arguments: &Arguments, whose: Whose)
         return;
     }
     let first = if own == process { own } else { engine.first_thread().unwrap_or(own) };
-    if own != first && whose == Whose::Own {
-        return;
-    }
+    // Threads that libc has made share their root directory.
+    let is_chroot = call == raw::__NR_chroot as usize;
+    let changed = match (own == first, whose) {
+        (true, _) => Changed::First,
+        (false, Whose::All) => Changed::All,
+        (false, Whose::Own) if is_chroot => Changed::Root,
+        (false, Whose::Own) => return,
+    };
     let was_dumpable = dumpable();
-    if call == raw::__NR_chroot as usize && !proc::is_reachable() {
+    if is_chroot && !proc::is_reachable() {
         // Activation looks things up in /proc. Engine threads find them only while they are outside of the
         // new root.
         engine.activate_now();
@@ -157,29 +165,58 @@ pub fn follow(engine: &Engine, call: usize, arguments: &Arguments, whose: Whose)
     let guard = FOLLOWING.lock();
     // SAFETY: the lock is held, and no thread is being asked.
     let (known, lists) = unsafe { ((*WANTED.order.get()).credentials, &mut *WANTED.groups.get()) };
-    let mut credentials = Credentials::read();
-    if own != first {
-        // The calling thread may have changed the rest for itself alone.
-        let capabilities = kernel::Capabilities::of(first).unwrap_or(credentials.capabilities);
-        let ambient = known.ambient & capabilities.permitted & capabilities.inheritable;
-        let (user, group, groups) = (credentials.user, credentials.group, credentials.groups);
-        credentials = Credentials { user, group, groups, capabilities, ambient, ..known };
-    }
+    let credentials = credentials_after(changed, first, known, lists);
     // An armed thread's own call was followed when it was made.
     let is_seen = arm::is_caller_armed() && whose == Whose::All;
-    let places = if own == process && !is_seen {
+    let places = if (own == process || is_chroot) && !is_seen {
         PlaceChanges::changed_by(call, arguments)
     } else {
         PlaceChanges::NONE
     };
     let places = places.lend();
-    let _ = read_groups(&mut lists[1]);
-    order(engine, Order { process, credentials, with_groups: false, places, is_filter: false });
+    order(engine, Order { process, changed: own, credentials, with_groups: false, places, is_filter: false });
     places.take_back();
     drop(guard);
     if was_dumpable == 1 && dumpable() != 1 {
         make_dumpable();
     }
+}
+
+/// What a call of the calling thread has changed.
+#[derive(Clone, Copy)]
+enum Changed {
+    /// The first thread, which is the calling thread.
+    First,
+    /// All threads. The calling thread isn't the first.
+    All,
+    /// The root directory alone. The calling thread isn't the first.
+    Root,
+}
+
+/// Returns the credentials that engine threads need after a call of the calling thread. Fills the second list
+/// with the groups. `known` has the credentials before the call, and the first list the groups.
+fn credentials_after(
+    changed: Changed,
+    first: u32,
+    known: Credentials,
+    lists: &mut [[u32; GROUPS_MAX]; 2],
+) -> Credentials {
+    let [before, read] = lists;
+    if let Changed::Root = changed {
+        let count = known.groups.min(GROUPS_MAX);
+        read[..count].copy_from_slice(&before[..count]);
+        return known;
+    }
+    let credentials = Credentials::read();
+    let _ = read_groups(read);
+    if let Changed::First = changed {
+        return credentials;
+    }
+    // The calling thread may have changed the rest for itself alone.
+    let capabilities = kernel::Capabilities::of(first).unwrap_or(credentials.capabilities);
+    let ambient = known.ambient & capabilities.permitted & capabilities.inheritable;
+    let (user, group, groups) = (credentials.user, credentials.group, credentials.groups);
+    Credentials { user, group, groups, capabilities, ambient, ..known }
 }
 
 /// Gives an order to every engine thread, unless they have it already. With the lock held. The second list
@@ -283,7 +320,7 @@ fn take(thread: &Member) {
     if order.is_filter {
         return answer(thread, generation, filters::take());
     }
-    let is_there = order.places.join(order.process);
+    let is_there = order.places.join(order.process, order.changed);
     let list = order.with_groups.then_some(&groups[..order.credentials.groups.min(GROUPS_MAX)]);
     answer(thread, generation, is_there && order.credentials.take(list));
 }
@@ -341,6 +378,7 @@ impl Watch {
                 engine,
                 Order {
                     process,
+                    changed: process,
                     credentials,
                     with_groups: false,
                     places: PlaceChanges::NONE,
