@@ -365,6 +365,25 @@ pub fn pid_namespace() -> Result<u64, Errno> {
     Ok(stat.st_ino)
 }
 
+/// Returns the number under which /proc shows this process. A process that has entered another pid namespace
+/// may still have the /proc of the namespace before. None if /proc can't be reached.
+pub fn number_shown() -> Option<u32> {
+    let mut target = [core::mem::MaybeUninit::uninit(); 16];
+    let link = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self", &mut target);
+    link.ok().and_then(|(target, _)| parse_decimal(target)).map(|number| number as u32)
+}
+
+/// Whether a child of the calling thread would be in this process's pid namespace, as far as /proc tells.
+pub fn has_children_here() -> bool {
+    let number = |path| rustix::fs::stat(path).map(|stat| stat.st_ino);
+    match (number(c"/proc/thread-self/ns/pid"), number(c"/proc/thread-self/ns/pid_for_children")) {
+        (Ok(own), Ok(theirs)) => own == theirs,
+        // The other namespace has no process yet.
+        (Ok(_), Err(rustix::io::Errno::NOENT)) => false,
+        _ => true,
+    }
+}
+
 /// Returns how many threads this process has.
 pub fn count_threads() -> Result<u64, Errno> {
     let stat = rustix::fs::stat(c"/proc/self/task").map_err(|error| Errno(error.raw_os_error()))?;

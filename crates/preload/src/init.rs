@@ -4,7 +4,7 @@ use crate::{dormant, getauxval, patch, stack};
 use core::ffi::{CStr, c_char, c_int, c_ulong};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use farpage_os::memory;
-use farpage_os::proc::Pagemap;
+use farpage_os::proc::{self, Pagemap};
 use farpage_os::sys::Errno;
 use farpage_os::{report, sys};
 use farpage_runtime::engine::Engine;
@@ -102,11 +102,13 @@ pub fn session_path() -> &'static CStr {
     CStr::from_bytes_until_nul(unsafe { &*path }).unwrap_or(c"")
 }
 
-/// Whether this process could still have an engine. After a chroot, or as another user, the process can't
-/// reach the session. A process that lets nobody look at its memory (its pagemap answers EACCES) can't
-/// have an engine either.
+/// Whether a child of this process could have an engine. After a chroot, or as another user, the child
+/// can't reach the session. A child that lets nobody look at its memory (its pagemap answers EACCES) can't
+/// have an engine either, nor can a child in another pid namespace.
 pub fn can_join() -> bool {
-    farpage_runtime::session::is_reachable(session_path()) && !matches!(Pagemap::open(), Err(Errno::EACCES))
+    farpage_runtime::session::is_reachable(session_path())
+        && !matches!(Pagemap::open(), Err(Errno::EACCES))
+        && proc::has_children_here()
 }
 
 /// Starts an engine. Returns false if no engine can start and the program runs by itself: the session is

@@ -9,7 +9,7 @@ use crate::text::numbers::{grouped, iec, suggestion};
 use crate::text::say::harmless;
 use farpage_core::units::PAGE_SHIFT;
 use farpage_runtime::session::{
-    Notice, ProcessRecord, Retired, Session, StartFailure, StopReason, unpack_full, unpack_io_error,
+    NOT_SENT, Notice, ProcessRecord, Retired, Session, StartFailure, StopReason, unpack_full, unpack_io_error,
 };
 use std::io;
 use std::sync::atomic::Ordering;
@@ -235,6 +235,11 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
             suggestion(value.saturating_mul(2))
         ),
         Notice::Locked => "it locked all its memory (mlockall): nothing can be evicted; have that refused with --mlockall refuse, or switch it off in the program".into(),
+        Notice::NotArmed if value & NOT_SENT != 0 => format!(
+            "its thread {} can't be sent a signal, because its user has too many signals pending, so nothing can be evicted and memory goes over the budget of {}; look at `ulimit -i`, or use --faults thread, which needs no signal, but a privilege (`farpage doctor`)",
+            value & !NOT_SENT,
+            iec(budget.ram_bytes)
+        ),
         Notice::NotArmed => format!(
             "its thread {value} lets no signal through, or stays in a handler on a stack of its own, so nothing can be evicted and memory goes over the budget of {}; --faults thread needs no signal, but a privilege (`farpage doctor`)",
             iec(budget.ram_bytes)
@@ -326,6 +331,10 @@ fn start_failure(value: u64) -> String {
         (
             StartFailure::Session,
             "the run was out of its reach when it grew; did it enter another user namespace (unshare, setns) or root directory, or were 256 processes under the run?",
+        ),
+        (
+            StartFailure::Namespace,
+            "it is in another pid namespace, with the /proc of the one before; mount /proc anew (`unshare --mount-proc`, `bwrap --proc /proc`)",
         ),
     ];
     let reason = reasons.iter().find(|(failure, _)| *failure as u16 == kind);
@@ -578,7 +587,7 @@ mod tests {
         for notice in Notice::ALL {
             assert!(!with(|about| describe(notice, u64::MAX, about)).is_empty());
         }
-        for kind in 1..=6 {
+        for kind in 1..=8 {
             assert!(!start_failure(kind | 12 << 16).contains("unknown"), "{kind}");
         }
         assert!(start_failure(77).contains("unknown"));

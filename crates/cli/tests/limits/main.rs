@@ -13,6 +13,7 @@ mod dormant;
 mod ends;
 mod exec;
 mod groups;
+mod life;
 mod paging;
 mod storage;
 

@@ -9,6 +9,7 @@ pub mod dormant;
 pub mod fork;
 mod known;
 pub mod retire;
+pub mod rounds;
 pub mod stacks;
 pub mod start;
 

@@ -9,6 +9,7 @@
 use crate::engine::fork::{self, Heirs};
 use crate::engine::known;
 use crate::engine::retire::{self, Retirement};
+use crate::engine::rounds::Rounds;
 use crate::engine::{Engine, FaultMode, MANAGED_PAGES_MIN};
 use crate::guard;
 use crate::guard::direct::Direct;
@@ -20,9 +21,8 @@ use crate::pressure::evictor::Evictor;
 use crate::pressure::lull::Lull;
 use crate::pressure::pool_share::PoolShare;
 use crate::pressure::share::Share;
-use crate::privileges::credentials::{self, Watch};
+use crate::privileges::credentials;
 use crate::session::devices::{self, Devices};
-use crate::session::first::{First, STATUS_FAILED};
 use crate::session::record::{Membership, name_record};
 use crate::session::{Notice, PATH_BYTES, Retired, Settings, StartFailure, StopReason, UffdSource};
 use crate::worker::ahead::{AheadQueue, Reclaim};
@@ -46,7 +46,7 @@ use farpage_fault::uffd::{ByCopy, ByMove};
 use farpage_os::clock::now_ns;
 use farpage_os::proc::{Pagemap, Rollup, Statm};
 use farpage_os::signal::SIGSEGV;
-use farpage_os::sys::{self, Errno, number};
+use farpage_os::sys::Errno;
 use farpage_os::thread::{self, Descriptors};
 use farpage_os::uffd::{Features, Uffd};
 use farpage_os::{futex, memory, proc};
@@ -63,21 +63,13 @@ const AHEAD_THREADS: usize = 2;
 const AHEAD: ReaderIndex = ReaderIndex(ENGINE_THREADS_MAX - AHEAD_THREADS);
 
 /// Names of the engine's threads.
-const KEEPER_NAME: &core::ffi::CStr = c"farpage-keeper";
-const HANDLER_NAME: &core::ffi::CStr = c"farpage-fault";
-const AHEAD_NAME: &core::ffi::CStr = c"farpage-ahead";
-const MAPS_NAME: &core::ffi::CStr = c"farpage-maps";
+pub(super) const KEEPER_NAME: &core::ffi::CStr = c"farpage-keeper";
+pub(super) const HANDLER_NAME: &core::ffi::CStr = c"farpage-fault";
+pub(super) const AHEAD_NAME: &core::ffi::CStr = c"farpage-ahead";
+pub(super) const MAPS_NAME: &core::ffi::CStr = c"farpage-maps";
 
 /// Nanoseconds between two looks at its writes by a thread that has nothing to do.
 const WRITES_NS: u64 = 1_000_000;
-/// Nanoseconds between two looks of the keeper for the end of its own program. A keeper that has nothing to
-/// evict then also looks for dead processes.
-const REAP_NS: u64 = 1_000_000_000;
-
-/// Nanoseconds between two looks for whether the supervisor was killed. New processes of the run can't join
-/// it after that.
-const SUPERVISOR_NS: u64 = 100_000_000;
-
 /// Bytes per microsecond of growth above which a process fills memory in earnest. The keeper then takes the
 /// lowest nice value. Most keepers don't: on Linux 6.18, the keepers of 60 processes at nice -20 kept the
 /// kernel's own threads off the CPU for a minute.
@@ -167,12 +159,14 @@ impl Start {
 
 /// Returns whether the program can go on without an engine. A fork's child can if it has all of its memory. A
 /// program whose code has run already can, too. The third case is a program that may not look at itself,
-/// because its files in /proc are root's (PR_SET_DUMPABLE, or a program file that can't be read).
+/// because its files in /proc are root's (PR_SET_DUMPABLE, or a program file that can't be read). The fourth
+/// case is a program in another pid namespace than its /proc.
 pub fn can_do_without(parent: Option<&Engine>, is_late: bool, error: StartError) -> bool {
     match (error, parent) {
         _ if is_late => true,
         (StartError::Alone, _) => true,
         (_, Some(parent)) => !parent.heirs.are_left_pages(),
+        (StartError::Failed(StartFailure::Namespace, _), None) => true,
         (_, None) => matches!(error, StartError::Failed(StartFailure::Proc, Errno::EACCES)),
     }
 }
@@ -308,65 +302,6 @@ fn keep(engine: &'static Engine) -> ! {
     }
 }
 
-/// The keeper's checks at intervals, beside all other work. The process may have to end, or may have changed
-/// its credentials.
-struct Rounds {
-    reap_ns: u64,
-    supervisor_ns: u64,
-    credentials: Watch,
-}
-
-impl Rounds {
-    fn begin() -> Rounds {
-        Rounds {
-            reap_ns: now_ns() + REAP_NS,
-            supervisor_ns: now_ns() + SUPERVISOR_NS,
-            credentials: Watch::default(),
-        }
-    }
-
-    /// Makes the checks that are due. Returns whether it is time to reap, too.
-    fn make(&mut self, engine: &Engine) -> bool {
-        self.credentials.look(engine);
-        let now = now_ns();
-        if now >= self.supervisor_ns {
-            end_with_the_supervisor(engine);
-            self.supervisor_ns = now + SUPERVISOR_NS;
-        }
-        let is_time = now >= self.reap_ns;
-        if is_time {
-            end_with_the_program(engine);
-            self.reap_ns = now + REAP_NS;
-        }
-        is_time
-    }
-}
-
-/// Ends this process if the supervisor was killed: the run ends then. Programs started from now on could not
-/// join the run, and nothing would limit them.
-fn end_with_the_supervisor(engine: &Engine) {
-    const SIGKILL: usize = linux_raw_sys::general::SIGKILL as usize;
-    let session = engine.membership.session;
-    if session.first.is_to_end.load(Ordering::Relaxed) != 0 && First::is_this_process(session) {
-        sys::exit_group(STATUS_FAILED);
-    }
-    if engine.membership.was_supervisor_killed() {
-        // SAFETY: the call takes no pointers, and the process is this one.
-        unsafe { sys::call(number::KILL, [engine.process as usize, SIGKILL, 0, 0, 0, 0]) };
-        // The process survives the signal if it is process 1 of a container.
-        sys::exit_group(128 + SIGKILL as i32);
-    }
-}
-
-/// Ends the process when the program's last thread has ended, even if that thread ended by the bare system
-/// call. Without the engine's threads, the process would have ended with it.
-fn end_with_the_program(engine: &Engine) {
-    let ours = [KEEPER_NAME, HANDLER_NAME, AHEAD_NAME, MAPS_NAME].map(core::ffi::CStr::to_bytes);
-    if let Some(status) = proc::status_but_for(engine.process, &ours) {
-        sys::exit_group(First::tell(engine.membership.session, status));
-    }
-}
-
 /// Waits until the budget is about to be reached. Returns this thread's nice value before. By then the thread
 /// has the lowest nice value.
 fn wait_for_budget(engine: &'static Engine) -> i32 {
@@ -406,7 +341,7 @@ fn wait_for_budget(engine: &'static Engine) -> i32 {
 fn activate(engine: &'static Engine, nice: i32) {
     // The keeper counts, too, because it makes its worker afterwards.
     engine.starting.fetch_add(1, Ordering::Relaxed);
-    if !engine.mode().calls_can_wait() && !guard::arm::all(engine) {
+    if !engine.mode().calls_can_wait() && !guard::arm::all(engine, &mut Rounds::begin()) {
         retire::end(engine, None);
     }
     // No thread can open the file any more. A child that inherits pages has a parent that hadn't it open.
@@ -604,6 +539,11 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
     let (settings, record) = (&membership.settings, membership.record());
     name_record(record);
     let failed = |failure| move |errno| StartError::Failed(failure, errno);
+    let process = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    if proc::number_shown().is_some_and(|number| number != process) {
+        // Threads, too, have other numbers in /proc than in the calls that the engine makes.
+        return Err(StartError::Failed(StartFailure::Namespace, Errno(0)));
+    }
     let no_memory = failed(StartFailure::Memory);
     let ranges = known::ranges(request).map_err(no_memory)?;
     let statm = Statm::open().map_err(failed(StartFailure::Proc))?;
@@ -668,7 +608,7 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
         protections,
         handover,
         direct: Direct::new(),
-        process: rustix::process::getpid().as_raw_nonzero().get() as u32,
+        process,
         devices,
         pagemap,
         statm,

@@ -18,10 +18,12 @@ use super::WAKES_ONLY;
 use super::handlers::{self, ENGINE, born};
 use super::rooms::{self, ARMED, FAILED, GIVEN, LATER, Room};
 use super::signals::{self, open};
+use super::unarmed::{Blocking, Refusal, TELL_AFTER_NS, tell};
 use crate::engine::Engine;
+use crate::engine::rounds::Rounds;
 use crate::engine::start::KEEPER;
 use crate::privileges::credentials;
-use crate::session::{Notice, StopReason};
+use crate::session::StopReason;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use farpage_core::sync::{Lock, rank};
 use farpage_core::units::{PageIndex, PageRange};
@@ -84,19 +86,12 @@ const PATIENCE_NS: u64 = 5_000_000;
 /// time, up to the time for which the other threads wait.
 const LATER_NS: core::ops::Range<u64> = 1_000_000..PAUSE_NS;
 
-/// Nanoseconds for which a thread blocks the signal before the user is told (see [`Blocking`]). The thread
-/// may still arm itself later.
-const TELL_AFTER_NS: u64 = 2_000_000_000;
-
-/// Nanoseconds between two looks at whether a thread blocks the signal.
-const LOOK_EVERY_NS: u64 = 20_000_000;
-
 /// The engine has ended, and no thread is armed any more.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Arms every thread of the program. Runs in the keeper, with no lock held. Returns false if the engine is to
-/// end before all threads are armed.
-pub fn all(engine: &'static Engine) -> bool {
+/// Arms every thread of the program. Runs in the keeper, with no lock held, and makes the keeper's rounds
+/// meanwhile. Returns false if the engine is to end before all threads are armed.
+pub fn all(engine: &'static Engine, rounds: &mut Rounds) -> bool {
     if find_own_code().is_err() {
         engine.stop_program(StopReason::Arming);
     }
@@ -113,12 +108,18 @@ pub fn all(engine: &'static Engine) -> bool {
     SELECTOR.set(true);
     // A thread that isn't armed may make another thread while the keeper looks. Armed threads make armed
     // threads.
-    let mut quiet_turns = 0;
+    let (mut quiet_turns, mut refusal) = (0, Refusal::default());
     while quiet_turns < 2 {
         if engine.is_to_retire() {
             return false;
         }
-        quiet_turns = if arm_those_there_are(engine) { quiet_turns + 1 } else { 0 };
+        rounds.make(engine);
+        let found = arm_those_there_are(engine, rounds);
+        quiet_turns = if found == Found::AllArmed { quiet_turns + 1 } else { 0 };
+        match found {
+            Found::Refused(thread) => refusal.goes_on(engine, thread),
+            Found::AllArmed | Found::SomeToArm => refusal = Refusal::default(),
+        }
     }
     // A thread may have set its own handlers before it was armed.
     unforked(engine, take_over);
@@ -254,25 +255,37 @@ pub fn is_caller_armed() -> bool {
     handlers::engine().is_some() && rooms::of_caller().is_some_and(is_armed)
 }
 
-/// Looks at all threads once, and has those armed that aren't. Returns whether all were armed already.
-fn arm_those_there_are(engine: &Engine) -> bool {
+/// What a look at all threads has found.
+#[derive(Clone, Copy, PartialEq)]
+enum Found {
+    AllArmed,
+    SomeToArm,
+    /// The kernel has refused to send the signal to this thread.
+    Refused(u32),
+}
+
+/// Looks at all threads once, and has those armed that aren't.
+fn arm_those_there_are(engine: &Engine, rounds: &mut Rounds) -> Found {
     let own = current_thread();
-    let mut all_armed = true;
+    let mut found = Found::AllArmed;
     // All threads are asked before any is waited for. Each has to wait for its turn on a CPU.
     let all = proc::for_each_thread(|thread| {
         let is_done = rooms::of_thread(thread).is_some_and(is_armed) || proc::runs_no_program(thread);
         if thread != own && !is_done {
-            all_armed = false;
             let Some(room) = Room::give(thread) else { engine.stop_program(StopReason::Arming) };
-            ask(engine, thread, room);
+            match ask(engine, thread, room) {
+                Err(errno) if errno != Errno::ESRCH => found = Found::Refused(thread),
+                _ if found == Found::AllArmed => found = Found::SomeToArm,
+                _ => {}
+            }
         }
     });
     if all.is_err() {
         // Calls of a thread that isn't armed would find memory missing.
         engine.stop_program(StopReason::Arming);
     }
-    rooms::all().for_each(|room| wait_until_armed(engine, room));
-    all_armed
+    rooms::all().for_each(|room| wait_until_armed(engine, room, rounds));
+    found
 }
 
 pub fn is_armed(room: &Room) -> bool {
@@ -286,25 +299,28 @@ fn current_thread() -> u32 {
 }
 
 /// Asks a thread to arm itself in `room`. The thread must not be looking at the room: the room is new, or the
-/// thread has put the arming off.
-fn ask(engine: &Engine, thread: u32, room: &Room) {
+/// thread has put the arming off. After a failure the room is free again.
+fn ask(engine: &Engine, thread: u32, room: &Room) -> Result<(), Errno> {
     // SAFETY: the thread isn't in the handler that reads the field.
     unsafe { (*room.own.get()).expected = proc::call_under_way(thread) };
     // Ordering: Release publishes the expected call to the handler.
     room.state.store(GIVEN, Ordering::Release);
-    if !send(engine, thread, room) {
+    send(engine, thread, room).inspect_err(|_| {
         // The thread has ended, is about to run another program, or has too many signals pending. If the
         // thread lives on, the next look at all threads finds it.
         sleep_ns(1_000_000);
         room.give_back();
-    }
+    })
 }
 
 /// Sends the signal to a thread, unless the thread is about to run another program, which the signal would
-/// end. Returns whether the signal was sent.
-fn send(engine: &Engine, thread: u32, room: &Room) -> bool {
+/// end. ESRCH: the thread is about to do so, or has ended.
+fn send(engine: &Engine, thread: u32, room: &Room) -> Result<(), Errno> {
     let leaving = LEAVING.lock();
-    !leaving.contains(&thread) && send_to_thread(engine.process, thread, SIGSETXID, room.word()).is_ok()
+    if leaving.contains(&thread) {
+        return Err(Errno::ESRCH);
+    }
+    send_to_thread(engine.process, thread, SIGSETXID, room.word())
 }
 
 /// Makes a call that runs another program in place of this one. The calling thread isn't asked to arm itself
@@ -329,50 +345,9 @@ pub fn leave_by<T>(engine: &Engine, call: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Tells the user that the program goes on over its budget while this thread can't be armed.
-fn tell(engine: &Engine, thread: u32) {
-    engine.cant_be_armed.store(true, Ordering::Relaxed);
-    engine.record.notice(Notice::NotArmed, u64::from(thread));
-}
-
-/// How long a thread was seen to block the signal that arms it.
-///
-/// A thread that doesn't answer mostly waits for a CPU, or for a child of vfork or a disk, which no signal
-/// interrupts. Nothing is wrong with its mask then. Most threads block signals only for a moment, but the
-/// moment is long if there is no CPU for the thread. Time therefore counts only while the thread runs, or
-/// sleeps with the signal blocked. Each look that finds the signal open begins the count anew.
-#[derive(Default)]
-struct Blocking {
-    looked_ns: u64,
-    before: Option<WaitingThread>,
-    lasted_ns: u64,
-}
-
-impl Blocking {
-    /// Returns whether the thread has blocked the signal for long enough to tell the user. Now and then calls
-    /// `look` to look at the thread.
-    fn is_lasting(&mut self, now_ns: u64, look: impl FnOnce() -> Option<WaitingThread>) -> bool {
-        let since_ns = now_ns - self.looked_ns;
-        if since_ns < LOOK_EVERY_NS {
-            return false;
-        }
-        self.looked_ns = now_ns;
-        let Some(seen) = look().filter(|seen| seen.blocked & bit(SIGSETXID) != 0) else {
-            *self = Blocking { looked_ns: now_ns, ..Blocking::default() };
-            return false;
-        };
-        if let Some(before) = self.before.replace(seen) {
-            let ran_ns = seen.ran_ns.saturating_sub(before.ran_ns);
-            let sleeps = seen.sleeps && before.sleeps;
-            self.lasted_ns += if sleeps { since_ns } else { ran_ns.min(since_ns) };
-        }
-        self.lasted_ns > TELL_AFTER_NS
-    }
-}
-
 /// Waits until the thread that was asked to arm itself in `room` has done so or has ended. Returns at once if
-/// no thread was asked.
-fn wait_until_armed(engine: &Engine, room: &Room) {
+/// no thread was asked. Makes the keeper's rounds meanwhile.
+fn wait_until_armed(engine: &Engine, room: &Room, rounds: &mut Rounds) {
     // The room was given to a thread that isn't made yet.
     let thread = room.thread.load(Ordering::Relaxed);
     if thread == 0 {
@@ -382,6 +357,7 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
     let (mut later_ns, mut seen_in) = (LATER_NS.start, None);
     let mut blocking = Blocking::default();
     while !engine.is_to_retire() {
+        rounds.make(engine);
         let since = now_ns();
         let (mut pause_ns, mut state) = (20_000, room.state.load(Ordering::Acquire));
         // The loop ends if the room is another thread's by now. The thread that was asked is gone then.
@@ -398,12 +374,13 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
             }
             if state == GIVEN && waited_ns > PATIENCE_NS && !install_arming(engine) {
                 // libc had put its own handler there, which doesn't know what Farpage wants.
-                send(engine, thread, room);
+                let _ = send(engine, thread, room);
             }
             // The thread may have changed a handler meanwhile, and armed threads have that handler, too.
             unforked(engine, take_over);
+            rounds.make(engine);
             if blocking.is_lasting(now_ns(), || proc::waiting_thread(thread)) {
-                tell(engine, thread);
+                tell(engine, thread.into());
             }
         }
         match state {
@@ -415,9 +392,9 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
                 later_ns = (later_ns * 2).min(LATER_NS.end);
                 let call = proc::call_under_way(thread);
                 if call.is_none() || call != seen_in {
-                    ask(engine, thread, room);
+                    let _ = ask(engine, thread, room);
                 } else if now_ns() - began_ns > TELL_AFTER_NS {
-                    tell(engine, thread);
+                    tell(engine, thread.into());
                 }
                 seen_in = call;
             }
@@ -823,43 +800,4 @@ fn number_before(after: usize) -> Option<usize> {
 fn end_after_all(context: &mut Context) {
     context.set_register(Register::Rax, EINTR);
     context.set_register(Register::Rip, context.register(Register::Rip) + Context::CALL_BYTES);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Returns the first look at which the user is told, or `None`. There is a look every 100 ms. `look` says
-    /// whether the thread blocks signals, whether it sleeps, and its time on a CPU in milliseconds.
-    fn told_after(seconds: u64, mut look: impl FnMut(u64) -> (bool, bool, u64)) -> Option<u64> {
-        const STEP_NS: u64 = 100_000_000;
-        let mut blocking = Blocking::default();
-        (1..=seconds * 10).find(|turn| {
-            let (blocks, sleeps, ran_ms) = look(*turn);
-            let blocked = if blocks { u64::MAX } else { 0 };
-            let seen = WaitingThread { blocked, sleeps, ran_ns: ran_ms * 1_000_000 };
-            blocking.is_lasting(turn * STEP_NS, || Some(seen))
-        })
-    }
-
-    /// The bug: the user was told of threads that only waited for a CPU, in six programs beside two busy
-    /// loops.
-    #[test]
-    fn only_a_thread_that_goes_on_blocking_is_told_of() {
-        assert_eq!(told_after(60, |_| (false, false, 0)), None, "it waits for a CPU, or for a disk");
-        assert_eq!(told_after(60, |_| (true, false, 0)), None, "it had no time yet to open its mask");
-        assert_eq!(told_after(60, |_| (true, false, 5)), None, "nor does it have any from now on");
-        assert_eq!(
-            told_after(60, |turn| (turn % 15 != 0, true, 0)),
-            None,
-            "it lets the signal through at times"
-        );
-        assert_eq!(told_after(60, |_| (true, true, 0)), Some(22), "it sleeps, and blocks it");
-        assert_eq!(told_after(60, |turn| (true, false, turn * 50)), Some(42), "it runs half of the time");
-        assert_eq!(
-            told_after(60, |turn| (true, turn % 2 == 0, turn * 100)),
-            Some(22),
-            "it runs, and sleeps between"
-        );
-    }
 }

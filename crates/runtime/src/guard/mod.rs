@@ -17,7 +17,7 @@
 //! - [`sent`]: signals that arrive while a handler of Farpage's runs
 //! - [`rooms`]: Farpage's data for each thread
 //! - [`errands`]: work that an engine thread does for a child of vfork
-//! - [`arm`]: how threads are armed
+//! - [`arm`]: how threads are armed, and `unarmed`: when the user is told of a thread that can't be armed
 
 use farpage_os::signal::{SIGSETXID, bit};
 
@@ -51,3 +51,4 @@ mod resident;
 pub(crate) mod rooms;
 mod sent;
 mod signals;
+mod unarmed;

@@ -262,8 +262,8 @@ pub enum Notice {
     /// The program was ended with status 125, because its memory could not be kept right. Value: a
     /// [`StopReason`].
     Stopped = 10,
-    /// A thread blocks every signal. Its system calls can't be guarded, so nothing is evicted. Value: the
-    /// thread's number.
+    /// A thread blocks every signal, or can't be sent one. Its system calls can't be guarded, so nothing is
+    /// evicted. Value: the thread's number, and [`NOT_SENT`] if the signal couldn't be sent.
     NotArmed = 11,
     /// The engine could not start in this program, which goes on without it. Value: a [`StartFailure`].
     Alone = 12,
@@ -308,6 +308,9 @@ impl Notice {
     ];
 }
 
+/// Bit of the value of [`Notice::NotArmed`]: too many signals are pending.
+pub const NOT_SENT: u64 = 1 << 32;
+
 /// Why the engine did not start in a program. The value of [`Notice::NotStarted`] and [`Notice::Alone`] holds
 /// it in the low 16 bits, and the errno above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -327,6 +330,8 @@ pub enum StartFailure {
     Proc = 6,
     /// The session is out of reach.
     Session = 7,
+    /// /proc is of another pid namespace.
+    Namespace = 8,
 }
 
 /// Why a program that ran had to be stopped (value of [`Notice::Stopped`]). A program that has ended is
@@ -422,7 +427,7 @@ pub const fn unpack_full(packed: u64) -> (u64, u16) {
 /// Everything that one program tells about itself.
 #[repr(C)]
 pub struct ProcessRecord {
-    /// Process id in the program's own pid namespace; 0: never used.
+    /// Process id as the program's /proc shows it; 0: never used.
     pub pid: AtomicU32,
     /// Notices given, one bit each.
     pub notices: AtomicU32,

@@ -202,7 +202,8 @@ fn fcntl(fd: &OwnedFd, command: usize, lock: &mut Flock) -> Result<usize, Errno>
 /// Claims a fresh record, otherwise one whose process is dead. Among dead records, those without notices come
 /// first, because the summary names the process of a notice only while its record is there.
 pub(crate) fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
-    let pid = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    let own = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    let pid = proc::number_shown().unwrap_or(own);
     let is_fresh = |record: &ProcessRecord| record.pid.load(Ordering::Relaxed) == 0;
     let is_silent = |record: &ProcessRecord| record.notices.load(Ordering::Relaxed) == 0;
     let best_first: [fn(&ProcessRecord) -> bool; 3] = [is_fresh, is_silent, |_| true];
