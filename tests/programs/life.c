@@ -4,7 +4,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-enum { NOT_ALLOWED = 77 };
+enum { NOBODY = 65534, NOT_ALLOWED = 77, THREADS_MAX = 1000 };
 
 static int threads(void)
 {
@@ -80,6 +80,7 @@ static void again_with(int resource, rlim_t most, const char *name)
 
 static void can_queue_no_signal(void) { again_with(RLIMIT_SIGPENDING, 0, "has_a_full_queue"); }
 static void can_queue_no_signal_and_waits(void) { again_with(RLIMIT_SIGPENDING, 0, "waits_with_a_full_queue"); }
+static void can_start_few_threads(void) { again_with(RLIMIT_NPROC, 60, "uses_up_its_threads"); }
 
 /* Calls that wait for activation come back. */
 static void has_a_full_queue(void)
@@ -99,9 +100,28 @@ static void waits_with_a_full_queue(void)
     sleeps(area);
 }
 
+/* The kernel limits only the threads of ordinary users. */
+static void uses_up_its_threads(void)
+{
+    CHECK(setresuid(NOBODY, NOBODY, NOBODY) == 0);
+    pthread_attr_t small;
+    pthread_t thread;
+    CHECK(pthread_attr_init(&small) == 0 && pthread_attr_setstacksize(&small, 64 << 10) == 0);
+    int made = 0;
+    while (made < THREADS_MAX && pthread_create(&thread, &small, sleeps, NULL) == 0)
+        made++;
+    CHECK(made < THREADS_MAX);
+    char *area = filled(LARGE, 1);
+    VERIFY(area, LARGE, 1);
+    fill(area, LARGE, 2);
+    VERIFY(area, LARGE, 2);
+}
+
 MAIN({ "fills_in_another_namespace", fills_in_another_namespace },
      { "forks_into_another_namespace", forks_into_another_namespace },
      { "can_queue_no_signal", can_queue_no_signal },
      { "can_queue_no_signal_and_waits", can_queue_no_signal_and_waits },
      { "has_a_full_queue", has_a_full_queue },
-     { "waits_with_a_full_queue", waits_with_a_full_queue })
+     { "waits_with_a_full_queue", waits_with_a_full_queue },
+     { "can_start_few_threads", can_start_few_threads },
+     { "uses_up_its_threads", uses_up_its_threads })

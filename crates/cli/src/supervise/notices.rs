@@ -372,6 +372,10 @@ fn retired(value: u64) -> String {
             "it has its own memory open as a file (/proc/self/mem), and in `segv` mode evicted pages would read as zeros there; use another mode (`farpage doctor`)"
                 .into()
         }
+        Some(Retired::NoThread) => {
+            "when it came near its budget, no thread could be started to serve its faults; look at `ulimit -u` and the cgroup's pids.max"
+                .into()
+        }
         None => "unknown reason".into(),
     }
 }

@@ -83,3 +83,20 @@ fn program_that_can_not_be_armed_ends_with_a_supervisor_that_is_killed() {
         assert_eq!(running.end().signal, Some(libc::SIGKILL));
     }
 }
+
+/// The program was ended with 125, though nothing was out yet.
+#[test]
+fn program_without_threads_to_spare_goes_on_without_farpage() {
+    let Some(_alone) = alone_with("cc") else { return };
+    if !is_root() {
+        return skip("only root can become another user");
+    }
+    for faults in ["thread", "signal", "segv"] {
+        let outcome = run(faults, "can_start_few_threads");
+        assert_eq!(outcome.status, Some(0), "{faults}: {}", outcome.stderr);
+        let told = "no thread could be started to serve its faults";
+        assert!(outcome.stderr.contains(told), "{faults}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains("Farpage has left it"), "{faults}: {}", outcome.stderr);
+        assert_eq!(outcome.counter("evict_taken"), 0, "{faults}: {}", outcome.stderr);
+    }
+}

@@ -149,6 +149,19 @@ pub fn end(engine: &'static Engine, worker: Option<&mut Worker>) -> ! {
         }
         false => engine.map.exclusive(),
     };
+    end_under(engine, exclusive)
+}
+
+/// Ends an engine that has registered the program's memory, and finds no thread that could serve a fault. No
+/// page is out yet. Called in the keeper, and never returns.
+pub fn end_before_it_begins(engine: &'static Engine, exclusive: Exclusive<'static>) -> ! {
+    engine.ask_to_retire(Retired::NoThread);
+    engine.retirement.state.store(BRINGS, Ordering::Relaxed);
+    end_under(engine, exclusive)
+}
+
+/// Ends the engine with the map lock held exclusively, and no page out.
+fn end_under(engine: &'static Engine, exclusive: Exclusive<'static>) -> ! {
     let_go_of_all(engine);
     // Hooks and handlers under way go on as if the budget had never been reached and never would be.
     engine.cant_be_armed.store(true, Ordering::Relaxed);

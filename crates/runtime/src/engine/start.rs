@@ -380,9 +380,11 @@ fn activate(engine: &'static Engine, nice: i32) {
             spawn(engine, ahead_main, 0, ReaderIndex(AHEAD.0 + number));
         }
     }
-    if !started {
-        // Without handler threads, no thread would serve a fault.
-        engine.stop_program(StopReason::Thread);
+    // Without handler threads, no thread would serve a fault.
+    match started {
+        true => {}
+        false if engine.inherits() => engine.stop_program(StopReason::Thread),
+        false => retire::end_before_it_begins(engine, exclusive),
     }
     // Ordering: Release. A hook that sees the value may ask the registrar.
     engine.active.store(1, Ordering::Release);

@@ -267,8 +267,8 @@ pub enum Notice {
     NotArmed = 11,
     /// The engine could not start in this program, which goes on without it. Value: a [`StartFailure`].
     Alone = 12,
-    /// The engine ended because of something that the program asked for. All memory of the program is back,
-    /// and the program goes on without an engine. Value: see [`Retired`].
+    /// The engine ended because of something that the program asked for, or that it has used up. All memory
+    /// of the program is back, and the program goes on without an engine. Value: see [`Retired`].
     Retired = 13,
     /// The program has limited the size of the files that it writes, and areas are written in its name.
     /// Value: the limit in bytes.
@@ -371,6 +371,8 @@ pub enum Retired {
     /// The program has opened the file that is its own memory, before memory reached the budget (`segv`
     /// mode).
     MemoryOpen,
+    /// No thread could be started to serve faults. Nothing was out yet.
+    NoThread,
 }
 
 impl Retired {
@@ -384,6 +386,7 @@ impl Retired {
             Retired::NotTaken => 5,
             Retired::DataLimit => 6,
             Retired::MemoryOpen => 7,
+            Retired::NoThread => 8,
         }
     }
 
@@ -397,6 +400,7 @@ impl Retired {
             5 => Retired::NotTaken,
             6 => Retired::DataLimit,
             7 => Retired::MemoryOpen,
+            8 => Retired::NoThread,
             _ => return None,
         })
     }
