@@ -235,15 +235,7 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
             suggestion(value.saturating_mul(2))
         ),
         Notice::Locked => "it locked all its memory (mlockall): nothing can be evicted; have that refused with --mlockall refuse, or switch it off in the program".into(),
-        Notice::NotArmed if value & NOT_SENT != 0 => format!(
-            "its thread {} can't be sent a signal, because its user has too many signals pending, so nothing can be evicted and memory goes over the budget of {}; look at `ulimit -i`, or use --faults thread, which needs no signal, but a privilege (`farpage doctor`)",
-            value & !NOT_SENT,
-            iec(budget.ram_bytes)
-        ),
-        Notice::NotArmed => format!(
-            "its thread {value} lets no signal through, or stays in a handler on a stack of its own, so nothing can be evicted and memory goes over the budget of {}; --faults thread needs no signal, but a privilege (`farpage doctor`)",
-            iec(budget.ram_bytes)
-        ),
+        Notice::NotArmed => not_armed(value, budget),
         Notice::PeerOut => format!(
             "it could not reach memory of process {value} (process_vm_readv or process_vm_writev, EFAULT), most likely because that is evicted; --faults thread can bring it back for others, but needs a privilege (`farpage doctor`)"
         ),
@@ -272,7 +264,21 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
     }
 }
 
-/// Returns area, offset and reason of a failed request.
+/// Returns which thread takes no signal of Farpage's, and what would help.
+fn not_armed(value: u64, budget: &Budget) -> String {
+    let budget = iec(budget.ram_bytes);
+    if value & NOT_SENT == 0 {
+        return format!(
+            "its thread {value} lets no signal through, or stays in a handler on a stack of its own, so nothing can be evicted and memory goes over the budget of {budget}; --faults thread needs no signal, but a privilege (`farpage doctor`)"
+        );
+    }
+    let thread = value & !NOT_SENT;
+    format!(
+        "its thread {thread} can't be sent a signal, because its user has too many signals pending, so nothing can be evicted and memory goes over the budget of {budget}; look at `ulimit -i`, or use --faults thread, which needs no signal, but a privilege (`farpage doctor`)"
+    )
+}
+
+/// Returns which areas are full, and what would help.
 fn area_full(packed: u64, about: &About) -> String {
     let (bytes, not_full) = unpack_full(packed);
     let areas = about.areas.iter().enumerate();
@@ -286,6 +292,7 @@ fn area_full(packed: u64, about: &About) -> String {
     )
 }
 
+/// Returns area, offset and reason of a failed request.
 fn place(packed: u64, about: &About) -> String {
     let (area, slot, errno) = unpack_io_error(packed);
     let name = about.areas.get(usize::from(area)).map_or("?", String::as_str);
