@@ -18,13 +18,17 @@ use farpage_os::{image, memory, peek, proc};
 /// Ranges that one process can have, for each mapping that the kernel allows. A range may be a part of a
 /// mapping.
 const RANGES_A_MAPPING: u64 = 2;
+/// Ranges that one process can have, at most. Their list takes 8 MiB of address space. The kernel may allow a
+/// million mappings, and a limit of memory may count what is never written.
+const RANGES_MAX: u64 = 1 << 18;
 
 /// Makes memory for a list of ranges. Children get it too, because they start from the parent's list. Memory
 /// that the list doesn't use is never written.
 fn range_list() -> Result<&'static mut [Range], Errno> {
-    let ranges = (RANGES_A_MAPPING * proc::mappings_max()) as usize;
+    let ranges = RANGES_A_MAPPING.saturating_mul(proc::mappings_max()).min(RANGES_MAX) as usize;
     let bytes = Region::bytes_for::<Range>(ranges);
     let base = memory::reserve(bytes)?;
+    memory::keep_from_core_files(base, bytes);
     // SAFETY: the mapping was just made. It is readable, writable, all zero, and this region's alone for
     // good.
     Ok(unsafe { Region::new(base, bytes) }.carve::<Range>(ranges))
