@@ -163,6 +163,10 @@ static void placed_thread_stacks(void)
         CHECK(pthread_attr_setstack(&attributes, stacks + (size_t)i * 4 * MIB, 4 * MIB) == 0);
         CHECK(pthread_create(&thread[i], &attributes, deep_thread, &sum[i]) == 0);
     }
+    /* A place in the middle of such places is given once more. That call once didn't end. */
+    pthread_attr_t again;
+    pthread_attr_init(&again);
+    CHECK(pthread_attr_setstack(&again, stacks + 4 * MIB, 4 * MIB) == 0);
     push_out();
     for (int i = 0; i < THREADS; i++) {
         /* The kernel writes there when the thread ends, and can't wait for a page then. */

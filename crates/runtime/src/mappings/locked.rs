@@ -113,17 +113,16 @@ fn mark_locked(engine: &'static Engine, range: PageRange, locked: bool) {
 pub fn hold(engine: &'static Engine, range: PageRange) {
     let _exclusive = engine.settled([range]);
     let held = |flags: Flags| flags.with(Flags::HELD);
+    let next = |from| engine.pager.ranges.lock().at_or_after(from);
     let mut from = range.start;
-    while let Some(known) = { engine.pager.ranges.lock().at_or_after(from) } {
+    while let Some(known) = next(from).filter(|known| known.pages.start < range.end) {
         let part = known.pages.intersection(range);
-        if part.is_empty() {
-            return;
-        }
         let is_noted = engine.pager.ranges.lock().update(part, held).is_ok();
         if !is_noted {
             engine.note(|ranges| ranges.update(known.pages, held));
         }
-        from = part.end;
+        // All of the range, not the part: the range goes on behind the part if the part was held before.
+        from = known.pages.end;
     }
 }
 
