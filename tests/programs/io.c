@@ -596,6 +596,32 @@ static void discarded_while_a_call_waits(void)
     }
     VERIFY(memory, 3 * MIB, 12);
     VERIFY_FROM(memory + 9 * MIB, LARGE - 9 * MIB, 12, 9 * MIB / PAGE);
+    /* A file's memory reads as the file afterwards, and locked memory isn't discarded. */
+    char *file = memory + 16 * MIB, *locked = memory + 20 * MIB, content[PAGE];
+    int fd = scratch(0);
+    memset(content, 55, sizeof content);
+    CHECK(write(fd, content, PAGE) == PAGE);
+    CHECK(mmap(file, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == file);
+    CHECK(mlock(locked, PAGE) == 0);
+    char *places[] = { file - 50, locked };
+    for (size_t i = 0; i < 2; i++) {
+        push_out();
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, reads_later, places[i]) == 0);
+        usleep(100000);
+        if (i == 0) {
+            CHECK(madvise(file - PAGE, 2 * PAGE, MADV_DONTNEED) == 0);
+            CHECK(memcmp(file, content, PAGE) == 0 && file[-PAGE] == 0);
+        } else {
+            CHECK(madvise(locked, PAGE, MADV_DONTNEED) == -1 && errno == EINVAL);
+            VERIFY_FROM(locked, PAGE, 12, 20 * MIB / PAGE);
+        }
+        CHECK(write(filled_later[1], bytes, sizeof bytes) == sizeof bytes);
+        void *got;
+        CHECK(pthread_join(thread, &got) == 0);
+        /* A call whose memory is a file's in part may end with less. */
+        CHECK((ssize_t)got == sizeof bytes || i == 0);
+    }
 }
 
 /* Reads and writes as a debugger does. The kernel doesn't wait for a userfaultfd when /proc/PID/mem is used.

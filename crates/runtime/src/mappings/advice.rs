@@ -9,6 +9,7 @@ use crate::mappings::changes::{
     Arguments, HOLE, in_parts, in_parts_over_holes, is_aligned, pages_of, pass_on,
 };
 use farpage_core::stats::Counter;
+use farpage_core::table::entry::State;
 use farpage_core::table::ranges::Flags;
 use farpage_core::units::{PAGE_BYTES, PageRange};
 use farpage_os::errno::returned::{EFAULT, EINVAL};
@@ -87,7 +88,10 @@ fn drop_now(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
     }
     let (mut holes, mut refused) = (0, 0);
     let _ = engine.for_each_part(range, |part, is_held| {
-        if is_held && set_to_zero(part) {
+        // The kernel doesn't discard locked memory, and a file's memory reads as the file afterwards.
+        let lock = engine.first_locked(part).filter(|_| arguments[2] as u32 != DONTNEED_LOCKED);
+        let is_managed = |page| matches!(engine.pager.state(page), State::Resident { .. });
+        if is_held && lock.is_none() && part.iter().all(is_managed) && set_to_zero(part) {
             return Ok(());
         }
         let arguments = [part.start.address(), part.bytes(), arguments[2], 0, 0, 0];

@@ -171,8 +171,8 @@ pub fn mmap(engine: &'static Engine, mut arguments: Arguments) -> isize {
         engine.prepare_to_fill(bytes as u64);
     }
     let exclusive = engine.settled([replaced]);
-    // Populating is a hint. Memory of ours would go past the budget before anything can be registered. Other
-    // memory is filled below: the kernel may read all of a file.
+    // Populating is a hint. Managed memory would pass the budget before anything can be registered. Other
+    // memory is filled below, because the kernel may read all of a file.
     let populates = flag(raw::MAP_POPULATE) && !flag(raw::MAP_NONBLOCK) && !is_ours;
     if populates || is_ours && (engine.is_active() || bytes as u64 > engine.headroom()) {
         arguments[3] &= !(raw::MAP_POPULATE as usize);
