@@ -81,12 +81,13 @@ test-e2e: build programs
 	$(CARGO) test --test bench -- --test-threads=2 $(UNTIMED)
 	$(CARGO) test --test programs -- --test-threads=2
 	$(CARGO) test --test random_programs -- --test-threads=2
-	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test memory_calls -- --test-threads=3 \
-		io:: peer_writes:: stacks:: processes:: signals:: arming:: handlers:: strange:: list_that_is_out unlocked_after
-	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test programs -- --test-threads=2 without_disk
+	FARPAGE_TEST_FAULTS=thread $(CARGO) test --test memory_calls -- --test-threads=3 \
+		io:: peer_writes:: stacks:: processes:: signals:: strange:: threads:: remap:: list_that_is_out unlocked_after
+	FARPAGE_TEST_FAULTS=thread $(CARGO) test --test programs -- --test-threads=2 without_disk
 	FARPAGE_TEST_FAULTS=segv $(CARGO) test --test memory_calls -- --test-threads=3 \
 		remap:: heap:: io:: stacks:: arming:: handlers:: dont_need only_written forbidden_before fork_while_out sparse snapshots moved_in_a_child \
-		borrowers_killed workers_that_block list_that_is_out unlocked_after kept_from_children wiped_where
+		borrowers_killed workers_that_block list_that_is_out unlocked_after kept_from_children wiped_where \
+		changed_past_libc
 	$(PYTHON) tests/compat.py --fast
 	$(PYTHON) tests/starts.py --starts 2
 

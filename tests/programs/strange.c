@@ -1,6 +1,7 @@
 /* Programs that make it hard for Farpage: everything closed, another user, another root, no more room for
  * anything. Their memory is out all the while, and stays right. */
 #include "check.h"
+#include <dirent.h>
 #include <grp.h>
 #include <setjmp.h>
 #include <sys/resource.h>
@@ -271,10 +272,86 @@ static void refused_programs(void)
     still_works(15);
 }
 
+static char *map_past_libc(char *place, size_t bytes, int flags, int file)
+{
+    char *memory = (char *)call(SYS_mmap, (long)place, (long)bytes, PROT_READ | PROT_WRITE, flags | MAP_FIXED, file, 0);
+    CHECK(memory == place);
+    return memory;
+}
+
+static void drop_past_libc(char *place, size_t bytes)
+{
+    CHECK(call(SYS_munmap, (long)place, (long)bytes, 0, 0, 0, 0) == 0);
+}
+
+/* A file that has the content `seed`, and no name. */
+static int file_with(size_t bytes, uint64_t seed)
+{
+    int file = open(".", O_TMPFILE | O_RDWR, 0600);
+    CHECK(file >= 0 && ftruncate(file, (off_t)bytes) == 0);
+    char *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    CHECK(mapped != MAP_FAILED);
+    fill(mapped, bytes, seed);
+    CHECK(munmap(mapped, bytes) == 0);
+    return file;
+}
+
+static int threads_here(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    CHECK(tasks != NULL);
+    int entries = 0;
+    while (readdir(tasks) != NULL)
+        entries++;
+    closedir(tasks);
+    return entries - 2;
+}
+
+/* While it is within its budget, the program changes mappings past libc, where Farpage can't see it: memory is
+ * replaced by a file, unmapped, protected. Later memory reaches the budget. */
+static void changed_past_libc_before(void)
+{
+    enum { PRIVATE_FILE, SHARED_FILE, UNMAPPED, READ_ONLY, DISCARDED, COUNT };
+    const size_t bytes = MIB / 2;
+    char *parts[COUNT];
+    for (size_t i = 0; i < COUNT; i++) {
+        parts[i] = filled(bytes, i);
+        /* Farpage takes over earlier from a program that grows fast. */
+        usleep(50000);
+    }
+    for (size_t i = PRIVATE_FILE; i <= UNMAPPED; i++)
+        drop_past_libc(parts[i], bytes);
+    int shared = file_with(bytes, 101);
+    map_past_libc(parts[PRIVATE_FILE], bytes, MAP_PRIVATE, file_with(bytes, 100));
+    map_past_libc(parts[SHARED_FILE], bytes, MAP_SHARED, shared);
+    fill(parts[PRIVATE_FILE], bytes / 2, 102);
+    CHECK(call(SYS_mprotect, (long)parts[READ_ONLY], (long)bytes, PROT_READ, 0, 0, 0) == 0);
+    CHECK(call(SYS_madvise, (long)parts[DISCARDED], (long)bytes, MADV_DONTNEED, 0, 0, 0) == 0);
+    if (getenv("FARPAGE_SESSION") != NULL)
+        CHECK(threads_here() <= 2);
+    grow();
+    still_works(2);
+    for (int turn = 0; turn < 2; turn++) {
+        VERIFY(parts[PRIVATE_FILE], bytes / 2, 102);
+        VERIFY_FROM(parts[PRIVATE_FILE] + bytes / 2, bytes / 2, 100, bytes / 2 / PAGE);
+        VERIFY(parts[SHARED_FILE], bytes, 101);
+        VERIFY(parts[READ_ONLY], bytes, READ_ONLY);
+        VERIFY_ZERO(parts[DISCARDED], bytes);
+        push_out();
+    }
+    char *changes = filled(bytes, 103);
+    CHECK(pwrite(shared, changes, bytes, 0) == (ssize_t)bytes);
+    VERIFY(parts[SHARED_FILE], bytes, 103);
+    CHECK(madvise(parts[PRIVATE_FILE], bytes, MADV_DONTNEED) == 0);
+    VERIFY(parts[PRIVATE_FILE], bytes, 100);
+    CHECK(read(file_with(PAGE, 1), parts[READ_ONLY], 1) == -1 && errno == EFAULT);
+    still_works(3);
+}
+
 MAIN({ "closes_all_descriptors", closes_all_descriptors }, { "takes_our_numbers", takes_our_numbers },
      { "takes_our_numbers_while_out", takes_our_numbers_while_out }, { "many_regions", many_regions },
      { "exhausts_its_stack", exhausts_its_stack }, { "limits_of_everything", limits_of_everything },
      { "limits_its_files", limits_its_files },
      { "another_user", another_user }, { "another_root", another_root },
      { "cleared_environment", cleared_environment }, { "clones_of_nothing", clones_of_nothing },
-     { "refused_programs", refused_programs })
+     { "refused_programs", refused_programs }, { "changed_past_libc_before", changed_past_libc_before })

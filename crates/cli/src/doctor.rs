@@ -483,7 +483,7 @@ fn reasons(options: &RunSettings, plan: &Plan) -> Vec<String> {
     let is_free = options.faults() == FaultsAsked::Best;
     match plan.settings.uffd_source {
         UffdSource::UserMode if is_free => {
-            why.push("signal: faults as messages need a privilege (--faults thread)".into());
+            why.push("signal: the fastest mode in which memory is never wrong".into());
         }
         UffdSource::Nothing if is_free => {
             why.push("segv: there is no userfaultfd for this user (--faults signal is faster)".into());

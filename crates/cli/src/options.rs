@@ -288,8 +288,7 @@ pub struct RunSettings {
     pack: PackOption,
 
     /// How faults reach Farpage. `thread` needs a privilege, `signal` and `segv` need none. With `signal` and
-    /// `segv` Farpage guards the program's system calls [auto: the first of thread, signal, segv that is
-    /// allowed].
+    /// `segv` Farpage guards the program's system calls [auto: signal, or segv where signal isn't allowed].
     #[arg(long, value_enum, env = "FARPAGE_FAULTS", default_value = "auto")]
     faults: FaultsOption,
 

@@ -5,6 +5,7 @@
 use crate::host::sys::{self, Faults};
 use crate::text::failure::Failure;
 use farpage_core::config::{Install, IoEngine};
+use farpage_os::sys::Errno;
 use farpage_runtime::session::UffdSource;
 use std::fmt;
 use std::io;
@@ -24,7 +25,7 @@ pub const FEATURE_MOVE: u64 = 1 << 16;
 /// The way in which faults arrive, as the user asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultsAsked {
-    /// The best way that works here.
+    /// The best way that works here, and in which memory is never wrong.
     Best,
     /// Faults as messages.
     Thread,
@@ -214,10 +215,50 @@ pub fn faults(asked: FaultsAsked) -> Result<Userfaultfd, Failure> {
         FaultsAsked::Signal => user_mode(),
         FaultsAsked::Thread => userfaultfd().map_err(|refused| refused.failure()),
         FaultsAsked::Segv => without(),
-        FaultsAsked::Best => {
-            userfaultfd().or_else(|refused| user_mode().or_else(|_| without()).map_err(|_| refused.failure()))
-        }
+        FaultsAsked::Best => best_of(user_mode(), without, keeps_pinned),
     }
+}
+
+/// Tries it with pages of this process.
+fn keeps_pinned(source: UffdSource) -> Result<bool, Errno> {
+    match source {
+        UffdSource::Nothing => farpage_runtime::keeps_pinned_pages_in_segv(),
+        _ => farpage_runtime::keeps_pinned_pages(),
+    }
+}
+
+/// Takes `signal`, or else `segv`. With `thread` memory can be wrong: Farpage doesn't see there what a program
+/// unmaps by system calls of its own. So `thread` must be asked for. `keeps_pinned` says whether a mode keeps
+/// what a device or another process writes to a page that is being copied out.
+fn best_of(
+    signal: Result<Userfaultfd, Failure>,
+    segv: impl FnOnce() -> Result<Userfaultfd, Failure>,
+    keeps_pinned: impl FnOnce(UffdSource) -> Result<bool, Errno>,
+) -> Result<Userfaultfd, Failure> {
+    let (best, name, refused) = match signal {
+        Ok(signal) if signal.features & FEATURE_MOVE != 0 => return Ok(signal),
+        Ok(signal) => (signal, "signal", None),
+        Err(refused) => match segv() {
+            Ok(segv) => (segv, "segv", Some(refused)),
+            Err(_) => return Err(refused),
+        },
+    };
+    let why = match keeps_pinned(best.source) {
+        Ok(true) => return Ok(best),
+        Ok(false) => "this kernel can lose what a device or another process writes there".to_owned(),
+        Err(Errno(errno)) => format!(
+            "whether the kernel keeps what a device or another process writes there can't be tried: {}",
+            io::Error::from_raw_os_error(errno)
+        ),
+    };
+    let failure = Failure::new(format!("faults by {name} could make the program's memory wrong here"))
+        .because(format!("{why} (kernel {})", sys::kernel_release()))
+        .fix("use a kernel of 5.19 or later");
+    let by_signal = refused.iter().flat_map(Failure::fixes);
+    let failure = by_signal.fold(failure, |failure, fix| failure.fix(fix));
+    Err(failure.fix(format!(
+        "--faults {name}, if only the program itself writes to its memory: no debugger, no process_vm_writev, no buffers registered with io_uring or a device"
+    )))
 }
 
 /// Ways to get a userfaultfd for the kernel's faults, too, most convenient first.
@@ -362,6 +403,30 @@ mod tests {
 
     const fn with(features: u64) -> Userfaultfd {
         Userfaultfd { source: UffdSource::Syscall, features }
+    }
+
+    /// No mode in which memory can be wrong is taken unless it is asked for.
+    #[test]
+    fn best_mode_is_one_in_which_memory_is_never_wrong() {
+        let [signal, segv] = [UffdSource::UserMode, UffdSource::Nothing]
+            .map(|source| move |features| Ok::<_, Failure>(Userfaultfd { source, features }));
+        let refused = |release: &str| Err(user_mode_refused(&errno(libc::EPERM), &Release::of(release)));
+        let best = |by_signal, by_segv, keeps| best_of(by_signal, || by_segv, |_| keeps);
+        let source = |best: Result<Userfaultfd, Failure>| best.ok().map(|best| best.source);
+        let old = || signal(FEATURE_WRITE_PROTECT);
+        assert_eq!(source(best(signal(ALL), segv(0), Ok(false))), Some(UffdSource::UserMode));
+        assert_eq!(source(best(old(), segv(0), Ok(true))), Some(UffdSource::UserMode));
+        assert_eq!(source(best(refused("5.15.0"), segv(0), Ok(true))), Some(UffdSource::Nothing));
+        for (by_signal, by_segv, keeps, words) in [
+            (old(), segv(0), Ok(false), ["kernel can lose", "--faults signal, if only"]),
+            (old(), segv(0), Err(Errno(libc::EMFILE)), ["can't be tried", "--faults signal, if only"]),
+            (refused("5.15.0"), segv(0), Ok(false), ["kernel can lose", "--faults segv, if only"]),
+            (refused("5.15.0"), segv(0), Ok(false), ["5.19 or later", SECCOMP_FIX]),
+            (refused("5.10.0"), refused("5.10.0"), Ok(true), ["came with Linux 5.11", "--faults thread"]),
+        ] {
+            let message = best(by_signal, by_segv, keeps).unwrap_err().to_string();
+            assert!(words.iter().all(|word| message.contains(word)), "{message}");
+        }
     }
 
     #[test]

@@ -35,8 +35,8 @@ fn memory_that_neither_a_peer_nor_a_ring_can_reach_is_told_once() {
     ];
     for (name, case, told) in cases {
         let program = compiled(name);
-        for (faults, times) in [("signal", 1), ("segv", 1), ("auto", 0)] {
-            if faults == "auto" && !crate::farpage::is_root() {
+        for (faults, times) in [("signal", 1), ("segv", 1), ("thread", 0)] {
+            if faults == "thread" && !crate::farpage::is_root() {
                 continue;
             }
             let words = [program.to_str().unwrap(), case];

@@ -354,6 +354,9 @@ fn activate(engine: &'static Engine, nice: i32) {
     }
     engine.note_rings();
     let exclusive = engine.map.exclusive();
+    if !engine.inherits() {
+        engine.note_unseen_changes(&exclusive);
+    }
     if engine.mode() == FaultMode::Segv {
         touch_each_mapping(engine);
     }

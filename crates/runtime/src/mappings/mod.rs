@@ -6,6 +6,7 @@
 //! - [`map_lock`]: keeps faults and evictions away from a change
 //! - [`registrar`]: the engine thread that registers new mappings
 //! - [`segments`]: segments of shared memory that the program attaches
+//! - [`unseen`]: changes past libc, before the engine takes memory over
 
 pub mod advice;
 pub mod changes;
@@ -13,3 +14,4 @@ pub mod locked;
 pub mod map_lock;
 pub mod registrar;
 pub mod segments;
+pub mod unseen;
