@@ -227,9 +227,9 @@ fn keeps_pinned(source: UffdSource) -> Result<bool, Errno> {
     }
 }
 
-/// Takes `signal`, or else `segv`. With `thread` memory can be wrong: Farpage doesn't see there what a program
-/// unmaps by system calls of its own. So `thread` must be asked for. `keeps_pinned` says whether a mode keeps
-/// what a device or another process writes to a page that is being copied out.
+/// Takes `signal`, or else `segv`. With `thread` memory can be wrong: Farpage doesn't see there what a
+/// program unmaps by system calls of its own. So `thread` must be asked for. `keeps_pinned` says whether a
+/// mode keeps what a device or another process writes to a page that is being copied out.
 fn best_of(
     signal: Result<Userfaultfd, Failure>,
     segv: impl FnOnce() -> Result<Userfaultfd, Failure>,
