@@ -47,10 +47,11 @@ struct Check {
 
 impl Check {
     fn new(name: impl Into<String>, verdict: Verdict, value: impl Into<String>) -> Check {
-        Check { name: name.into(), verdict, value: value.into(), fixes: Vec::new() }
+        let [name, value] = [name.into(), value.into()].map(|text| say::visible(&text));
+        Check { name, verdict, value, fixes: Vec::new() }
     }
     fn fix(mut self, fix: impl Into<String>) -> Check {
-        self.fixes.push(fix.into());
+        self.fixes.push(say::visible(&fix.into()));
         self
     }
 }
@@ -99,7 +100,7 @@ pub fn doctor(options: &DoctorOptions) -> Result<ExitCode, Failure> {
         && !sys::is_privileged_executable();
     if options.json {
         let report = json!({ "schema": 1, "works": works, "checks": checks, "choice": choice });
-        say::to_stdout(&format!("{report:#}\n"))?;
+        say::to_stdout(&say::json(&report))?;
     } else {
         say::to_stdout(&table(&checks, &choice, works))?;
     }
@@ -528,7 +529,7 @@ fn table(checks: &[Check], choice: &Choice, works: bool) -> String {
         choice.swap.as_deref().unwrap_or("none"),
         choice.budget_bytes.map_or_else(|| "none".into(), iec)
     );
-    choice.why.iter().for_each(|why| text += &format!("  {why}\n"));
+    choice.why.iter().for_each(|why| text += &format!("  {}\n", say::visible(why)));
     text += if works {
         "farpage run works here.\n"
     } else {

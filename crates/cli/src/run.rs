@@ -601,7 +601,7 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, end: End, stats: O
         outside: &end.outside,
     };
     if !options.settings.quiet {
-        say::line(&summary::text(&run).join("\n"));
+        say::lines(&summary::text(&run));
     }
     if let Some(mut file) = stats {
         if standard_output(&file).is_none() {

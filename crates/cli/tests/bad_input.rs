@@ -202,6 +202,35 @@ fn doctor_judges_the_run_that_it_is_asked_about() {
     bad.refused(125, &["foo", "it comes from FARPAGE_FAULTS"]);
 }
 
+/// Paths and values printed escape sequences, and a line break in a path looked like the end of the message.
+#[test]
+fn names_from_outside_are_printed_without_what_a_terminal_obeys() {
+    let name = "/no/such\x1b[31m\nplace\u{9b}1m";
+    for words in [
+        &["run", "--swap", name, "echo"][..],
+        &["run", "--swap", &format!("/var/tmp:{name}"), "echo"],
+        &["run", "--swap", &format!("/var/tmp,prio={name}"), "echo"],
+        &["run", "--stats", name, "echo"],
+        &["run", name],
+        &["run", &format!("--{name}"), "echo"],
+        &["run", "--ram", &format!("\u{9b}{name}"), "echo"],
+        &[name],
+        &["doctor", "--swap", name],
+        &["doctor", "--json", "--swap", name],
+    ] {
+        let mut command = farpage::farpage();
+        command.env("TMPDIR", name);
+        let ended = farpage::Ended::of(command.args(words).output().unwrap());
+        let text = ended.stdout + &ended.stderr;
+        assert!(!text.is_empty());
+        let bad = text.chars().find(|c| *c != '\n' && c.is_control());
+        assert_eq!(bad, None, "{words:?}: {text:?}");
+        // clap's own texts have several lines.
+        let is_whole = |line: &str| !line.starts_with("place") || text.contains("--help'");
+        assert!(text.lines().all(is_whole), "{words:?}: {text}");
+    }
+}
+
 #[test]
 fn help_and_version_are_no_errors() {
     for words in [&["--help"][..], &["--version"], &["run", "--help"], &["doctor", "--help"]] {

@@ -360,7 +360,8 @@ fn evicted_row(n: &Numbers) -> String {
 fn to_areas_row(run: &Run, n: &Numbers) -> String {
     let (pages, writes) = (n.counter(Counter::Pswpout), n.counter(Counter::AreaWrites));
     let slots = n.counter(Counter::AreaSlots);
-    let names: Vec<_> = run.areas.iter().map(|area| area.path.display().to_string()).collect();
+    let names: Vec<_> =
+        run.areas.iter().map(|area| say::harmless(&area.path.display().to_string())).collect();
     // Each process counts the pages that it writes, not the area.
     let to = if names.len() == 1 { "to" } else { "to some or all of" };
     let mean = match writes {

@@ -2,7 +2,9 @@
 //! happened, the likely cause, and the command that fixes it. The whole command uses one type, which only
 //! `main` prints.
 
+use crate::text::say;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// Farpage itself failed, or was asked for something it can't do.
@@ -15,13 +17,24 @@ pub const STATUS_NOT_FOUND: u8 = 127;
 /// Returns a path as a shell takes it. Commands that are offered get pasted, and `truncate -s 0 /mnt/my swap`
 /// empties two other files.
 pub fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,:@%=".contains(&byte);
-    if !text.is_empty() && text.bytes().all(is_plain) {
-        text
-    } else {
-        format!("'{}'", text.replace('\'', "'\\''"))
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/._-+,:@%=".contains(byte);
+    match path.to_str() {
+        Some(text) if !text.is_empty() && text.as_bytes().iter().all(is_plain) => text.to_owned(),
+        Some(text) if text.chars().all(say::is_visible) => format!("'{}'", text.replace('\'', "'\\''")),
+        _ => quoted_bytes(path.as_os_str().as_bytes()),
     }
+}
+
+/// Returns bytes as bash, zsh and newer shells of POSIX take them, with an escape for each byte that a
+/// terminal doesn't show.
+fn quoted_bytes(bytes: &[u8]) -> String {
+    let shown = bytes.iter().map(|byte| match byte {
+        b'\'' | b'\\' => format!("\\{}", char::from(*byte)),
+        b' '..=b'~' => char::from(*byte).to_string(),
+        // Three digits, so that a digit of the name can't belong to the escape.
+        byte => format!("\\{byte:03o}"),
+    });
+    format!("$'{}'", shown.collect::<String>())
 }
 
 /// An error for the user.
@@ -36,19 +49,21 @@ pub struct Failure {
 
 impl Failure {
     /// A failure with what happened, as one sentence without a full stop. The status is 125 unless changed.
+    /// Names in the sentence, in causes and in fixes may hold any character.
     pub fn new(what: impl Into<String>) -> Failure {
-        Failure { status: STATUS_FAILED, what: what.into(), causes: Vec::new(), fixes: Vec::new() }
+        let what = say::visible(&what.into());
+        Failure { status: STATUS_FAILED, what, causes: Vec::new(), fixes: Vec::new() }
     }
 
     /// Adds a likely cause.
     pub fn because(mut self, cause: impl Into<String>) -> Failure {
-        self.causes.push(cause.into());
+        self.causes.push(say::visible(&cause.into()));
         self
     }
 
     /// Adds a fix. Several fixes are alternatives.
     pub fn fix(mut self, fix: impl Into<String>) -> Failure {
-        self.fixes.push(fix.into());
+        self.fixes.push(say::visible(&fix.into()));
         self
     }
 
@@ -96,6 +111,7 @@ impl fmt::Display for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
 
     #[test]
     fn path_that_a_shell_would_split_or_expand_is_quoted() {
@@ -105,8 +121,23 @@ mod tests {
             ("", "''"),
             ("/tmp/$(reboot);", "'/tmp/$(reboot);'"),
             ("/tmp/it's", "'/tmp/it'\\''s'"),
+            ("/tmp/ä", "'/tmp/ä'"),
+            ("/tmp/\x1b[1m\n7'\\", r"$'/tmp/\033[1m\0127\'\\'"),
+            ("/tmp/\u{9b}", r"$'/tmp/\302\233'"),
         ] {
             assert_eq!(quoted(Path::new(path)), text);
         }
+        assert_eq!(quoted(Path::new(OsStr::from_bytes(b"/\xff"))), r"$'/\377'");
+    }
+
+    /// The path's own line break looked like the end of the message.
+    #[test]
+    fn failure_has_one_line_for_each_part_whatever_a_name_holds() {
+        let name = "\x1b[31m\nfarpage: all is well";
+        let failure = Failure::new(format!("{name} is bad")).because(name).fix(name).fix(name);
+        let text = failure.to_string();
+        assert_eq!(text.lines().count(), 5, "{text}");
+        let parts = [failure.in_one_line(), failure.fixes().concat(), text.replace('\n', "")];
+        assert!(!parts.concat().contains(char::is_control), "{text:?}");
     }
 }

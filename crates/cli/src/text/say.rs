@@ -12,15 +12,21 @@ use std::time::Duration;
 /// Characters of a name that are printed; the rest is cut. A file's name has at most 255 bytes.
 const NAME_CHARS_MAX: usize = 255;
 
-/// Prints a message. Further lines of it have the prefix, too.
+/// Prints a message of one line.
 pub fn line(text: &str) {
-    let lines: String = text.lines().map(|line| format!("farpage: {line}\n")).collect();
+    lines(&[text]);
+}
+
+/// Prints a message of several lines. Each line has the prefix.
+pub fn lines<T: AsRef<str>>(texts: &[T]) {
+    let lines: String = texts.iter().map(|text| format!("farpage: {}\n", visible(text.as_ref()))).collect();
     write(&lines);
 }
 
-/// Prints a message that has its prefix already.
+/// Prints a message that has its prefixes already.
 pub fn plainly(text: &str) {
-    write(&format!("{text}\n"));
+    let lines: String = text.split('\n').map(|line| visible(line) + "\n").collect();
+    write(&lines);
 }
 
 /// Prints what the user asked for: help, a table. A disk without free space is an error; a reader that has
@@ -50,6 +56,21 @@ pub fn harmless(name: &str) -> String {
         }
     }
     text
+}
+
+/// Returns a text as one line in which a terminal shows every character: control characters and invisible
+/// characters are escaped, and nothing else. Names and values from outside can hold any character.
+pub fn visible(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for character in text.chars() {
+        if is_visible(character) { line.push(character) } else { line.extend(character.escape_debug()) }
+    }
+    line
+}
+
+/// Whether a terminal shows the character, and obeys none.
+pub fn is_visible(character: char) -> bool {
+    matches!(character, '"' | '\'' | '\\') || character.escape_debug().len() == 1
 }
 
 /// Returns a JSON text that a terminal can show: JSON itself leaves DEL, C1 controls and invisible
@@ -138,6 +159,19 @@ mod tests {
             assert_eq!(harmless(name), text);
         }
         assert_eq!(harmless(&"é".repeat(300)), format!("{}...", "é".repeat(NAME_CHARS_MAX)));
+    }
+
+    /// A path printed an escape sequence, and a message went on in a line of the path's own.
+    #[test]
+    fn visible_text_is_one_line_and_keeps_what_a_terminal_shows() {
+        for (text, line) in [
+            ("\x1b[31mred\nfarpage: all is well", "\\u{1b}[31mred\\nfarpage: all is well"),
+            ("\u{9b}31m\u{202e}\x7f\t", "\\u{9b}31m\\u{202e}\\u{7f}\\t"),
+            (r#"sh -c 'echo "ä" \'"#, r#"sh -c 'echo "ä" \'"#),
+        ] {
+            assert_eq!(visible(text), line);
+            assert_eq!(visible(line), line);
+        }
     }
 
     #[test]

@@ -473,6 +473,18 @@ fn name_of_the_program_is_printed_harmless() {
     assert!(lines[0].starts_with("\\u{1b}[2Jx ended with status 1"), "{lines:#?}");
 }
 
+/// The row had the area's path as it stands.
+#[test]
+fn name_of_an_area_is_printed_harmless() {
+    let lines = with(&two_programs(), ChildState::Exited(0), |run| {
+        let areas = [area("/\x1b[31m\nred", 1 << 20, &[])];
+        text(&Run { areas: &areas, ..*run })
+    });
+    let name = r"/\u{1b}[31m\nred";
+    assert!(lines.iter().any(|line| line.ends_with(&format!(", to {name}"))), "{lines:#?}");
+    assert!(!lines.concat().contains(char::is_control), "{lines:#?}");
+}
+
 #[test]
 fn status_134_may_be_our_bug() {
     let is_told = |status| {
