@@ -1,5 +1,7 @@
 //! `farpage doctor`: what this kernel, user and disk offer, what `farpage run` would choose and why, and the
-//! fix for everything that is missing.
+//! fix for everything that is missing. `doctor/trial.rs` starts a tiny program under the options.
+
+mod trial;
 
 use crate::areas;
 use crate::areas::swap_argument::SwapArgument;
@@ -66,6 +68,9 @@ struct Choice {
     swap: Option<String>,
     budget_bytes: Option<u64>,
     why: Vec<String>,
+    /// Whether the run would discard a device before its use.
+    #[serde(skip)]
+    discards_first: bool,
 }
 
 const KERNEL: &str = "kernel";
@@ -95,9 +100,12 @@ pub fn doctor(options: &DoctorOptions) -> Result<ExitCode, Failure> {
     checks.extend(
         refused.iter().filter(|failure| is_news(failure, &checks)).map(run_check).collect::<Vec<_>>(),
     );
-    let works = refused.is_none()
+    let could_work = refused.is_none()
         && !checks.iter().any(|check| NEEDED.contains(&check.name.as_str()) && check.verdict == Verdict::No)
         && !sys::is_privileged_executable();
+    let trial = could_work.then(|| try_it(options, &choice));
+    let works = trial.as_ref().is_some_and(|check| check.verdict != Verdict::No);
+    checks.extend(trial);
     if options.json {
         let report = json!({ "schema": 1, "works": works, "checks": checks, "choice": choice });
         say::to_stdout(&say::json(&report))?;
@@ -105,6 +113,16 @@ pub fn doctor(options: &DoctorOptions) -> Result<ExitCode, Failure> {
         say::to_stdout(&table(&checks, &choice, works))?;
     }
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// Starts a tiny program under the options, unless that takes more than the program.
+fn try_it(options: &DoctorOptions, choice: &Choice) -> Check {
+    if choice.discards_first {
+        let why = "`true` was not started: a device would be discarded first (discard)";
+        return Check::new(trial::NAME, Verdict::Note, why);
+    }
+    let words: Vec<_> = std::env::args_os().collect();
+    trial::check(&words, options.program.len(), options.settings.standing())
 }
 
 /// Whether no check has said yet why the run would be refused.
@@ -458,6 +476,7 @@ fn choose(options: &DoctorOptions) -> (Choice, Option<Failure>) {
     choice.io = Some(io_name(plan.settings.io));
     let areas = plan.areas.iter().map(|area| say::harmless(&area.path.display().to_string()));
     choice.swap = Some(areas.collect::<Vec<_>>().join(", ")).filter(|areas| !areas.is_empty());
+    choice.discards_first = plan.areas.iter().any(|area| area.discards_first);
     choice.why = reasons(&options.settings, &plan);
     (choice, None)
 }

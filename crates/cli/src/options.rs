@@ -40,8 +40,8 @@ pub enum Command {
     /// Show the swap areas of a run while it runs, and how full they are.
     Show(ShowOptions),
     /// Say what this machine offers, what `run` would choose, and how to get what is missing. Options,
-    /// variables and a program are judged as `run` would judge them. The exit status is 0 if that `run` would
-    /// work, else 1.
+    /// variables and a program are judged as `run` would judge them, and `true` is started under the options.
+    /// The exit status is 0 if that `run` would work, else 1; it is 125 if an option has no meaning.
     Doctor(DoctorOptions),
     /// Measure one of Farpage's core designs against the design that it replaced, on this machine.
     Bench(BenchOptions),
@@ -483,6 +483,16 @@ pub enum Standing {
     AboveAsAsked,
     /// With the reason why it isn't beside the program.
     Above(&'static str),
+}
+
+impl Standing {
+    /// Returns the place's name in `--supervisor`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Standing::Beside => "beside",
+            Standing::AboveAsAsked | Standing::Above(_) => "above",
+        }
+    }
 }
 
 impl RunSettings {

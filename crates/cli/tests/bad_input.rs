@@ -166,7 +166,7 @@ fn doctor_judges_the_run_that_it_is_asked_about() {
     }
     let doctor = |words: &[&str]| {
         let mut command = farpage::farpage();
-        command.env("FARPAGE_PRELOAD", farpage::harmless_library()).arg("doctor").args(words);
+        command.env("FARPAGE_PRELOAD", farpage::budgeted::library()).arg("doctor").args(words);
         farpage::Ended::of(command.output().unwrap())
     };
     for (words, wanted) in [
@@ -200,6 +200,57 @@ fn doctor_judges_the_run_that_it_is_asked_about() {
     let mut command = farpage::farpage();
     let bad = farpage::Ended::of(command.env("FARPAGE_FAULTS", "foo").arg("doctor").output().unwrap());
     bad.refused(125, &["foo", "it comes from FARPAGE_FAULTS"]);
+}
+
+/// doctor said that a run works without having started any.
+#[test]
+fn doctor_starts_a_program_under_the_options() {
+    if !farpage::can_run() {
+        return;
+    }
+    let place = directory();
+    let stats = place.path().join("stats.json");
+    let real = farpage::budgeted::library();
+    let trial = |library: &Path, words: &[&str]| {
+        let mut command = farpage::farpage();
+        command.env("FARPAGE_PRELOAD", library).env("FARPAGE_STATS", &stats).args(["doctor", "--json"]);
+        let ended = farpage::Ended::of(command.args(words).output().unwrap());
+        let report: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert_eq!(report["works"], ended.status == Some(0), "{}", ended.stdout);
+        assert!(!stats.exists(), "the file is the program's");
+        let found =
+            report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "trial").cloned();
+        (ended.status, found.unwrap_or_default())
+    };
+    for words in [&[][..], &["--ram", "64M", "--", "echo", "--json"], &["--quiet", "--", "echo"]] {
+        let (status, check) = trial(&real, words);
+        assert_eq!((status, check["verdict"].as_str()), (Some(0), Some("ok")), "{check}");
+        assert!(check["value"].as_str().unwrap().contains("`true` ran under these options"), "{check}");
+    }
+    for (library, words, wanted, fix) in [
+        // The budget holds less than the program needs to start.
+        (&*real, &["--ram", "64K"][..], "is below the", "farpage run --ram 64K -- true"),
+        // The loader takes the library, and nothing of it limits the program.
+        (&farpage::harmless_library(), &[], "`true` ran without a budget", "copy farpage"),
+    ] {
+        let (status, check) = trial(library, words);
+        assert_eq!((status, check["verdict"].as_str()), (Some(1), Some("no")), "{check}");
+        assert!(check["value"].as_str().unwrap().contains(wanted), "{check}");
+        assert!(check["fixes"][0].as_str().unwrap().contains(fix), "{check}");
+    }
+    // Only a run shows that this is too little address space for Farpage's tables.
+    let mut command = Command::new("prlimit");
+    command.arg("--as=300000000").arg(farpage::farpage().get_program()).args(["doctor", "--ram", "100M"]);
+    command.env("FARPAGE_PRELOAD", &real).env_remove("TMPDIR");
+    let ended = farpage::Ended::of(command.output().unwrap());
+    assert!(ended.status == Some(1) && ended.stdout.contains("ulimit -v"), "{}", ended.stdout);
+    assert!(
+        ended.stdout.contains("trial  ") && ended.stdout.contains("would be refused"),
+        "{}",
+        ended.stdout
+    );
+    let (status, check) = trial(&real, &["--", "no-such-program"]);
+    assert_eq!((status, check), (Some(1), serde_json::Value::Null), "what is refused isn't tried");
 }
 
 /// Paths and values printed escape sequences, and a line break in a path looked like the end of the message.
