@@ -8,11 +8,11 @@ use crate::areas::swap_argument::SwapArgument;
 use crate::host::budget::{self, Behind, Roots};
 use crate::host::kernel::{self, FaultsAsked, Refused, Release, Userfaultfd};
 use crate::host::sys::{self, Faults, Resource};
-use crate::options::{DoctorOptions, RunSettings, Standing};
+use crate::options::{self, Disk, DoctorOptions, RunSettings, Standing};
 use crate::program::preload;
 use crate::run::{self, Asked, Plan};
 use crate::supervise::session::FILE_BYTES_MIN;
-use crate::supervise::summary::{faults_name, install_name, io_name, uffd_name};
+use crate::supervise::summary::{faults_name, install_name, io_name, uffd_name, wait_name};
 use crate::text::failure::{Failure, STATUS_CANT_RUN};
 use crate::text::numbers::iec;
 use crate::text::say;
@@ -65,6 +65,8 @@ struct Choice {
     userfaultfd: Option<&'static str>,
     install: Option<&'static str>,
     io: Option<&'static str>,
+    wait: Option<&'static str>,
+    supervisor: Option<&'static str>,
     swap: Option<String>,
     budget_bytes: Option<u64>,
     why: Vec<String>,
@@ -80,19 +82,18 @@ const NEEDED: [&str; 2] = [KERNEL, FILE_SIZE];
 
 /// Looks at everything. Returns status 0 if this `farpage run` would work, and 1 otherwise.
 pub fn doctor(options: &DoctorOptions) -> Result<ExitCode, Failure> {
-    let privileged = kernel::userfaultfd();
-    let (signals, without) = (kernel::user_mode(), kernel::without());
     let mut checks = vec![kernel_check(&Release::this()), user_check()];
-    checks.push(signal_check("faults by signal", &signals));
-    checks.push(signal_check("faults by segv", &without));
-    checks.extend(userfaultfd_checks(&privileged, signals.is_ok() || without.is_ok()));
+    checks.extend(mode_checks(options.settings.faults()));
+    checks.push(seccomp_check());
     checks.push(pins_check(
         farpage_runtime::keeps_pinned_pages(),
         farpage_runtime::keeps_pinned_pages_in_segv(),
     ));
     checks.push(io_check());
     checks.push(aio_check());
-    checks.extend(swap_checks());
+    let is_default =
+        options::disk(&options.settings, sys::environment).is_ok_and(|disk| disk == Disk::Default);
+    checks.extend(swap_checks(if is_default { Verdict::No } else { Verdict::Note }));
     checks.extend(memory_checks());
     checks.extend(limit_checks());
     checks.push(preload_check());
@@ -180,55 +181,108 @@ fn setting(path: &str) -> Option<String> {
     Some(fs::read_to_string(Path::new("/proc/sys").join(path)).ok()?.trim().to_owned())
 }
 
-/// Checks for faults as signals, which need no privilege.
-fn signal_check(name: &str, signals: &Result<Userfaultfd, Failure>) -> Check {
-    match signals {
+/// Checks the modes, the ways to a userfaultfd for `thread`, and the features of the userfaultfd that the run
+/// would use.
+fn mode_checks(asked: FaultsAsked) -> Vec<Check> {
+    let (signal, segv, thread) = (kernel::user_mode(), kernel::without(), kernel::userfaultfd());
+    let is_lost = |asked_for| match asked {
+        FaultsAsked::Best => signal.is_err() && segv.is_err(),
+        other => other == asked_for,
+    };
+    let missing = |mode| if is_lost(mode) { Verdict::No } else { Verdict::Note };
+    let mut checks = vec![
+        mode_check("faults by signal", &signal, missing(FaultsAsked::Signal)),
+        mode_check("faults by segv", &segv, missing(FaultsAsked::Segv)),
+    ];
+    let help = match (&thread, asked) {
+        (Ok(_), _) => Help::AnotherWayWorks,
+        (Err(_), FaultsAsked::Thread) => Help::Needed,
+        (Err(_), FaultsAsked::Best) if !is_lost(FaultsAsked::Signal) => Help::NotAsked,
+        (Err(_), FaultsAsked::Signal) if signal.is_ok() => Help::NotAsked,
+        (Err(_), FaultsAsked::Segv) if segv.is_ok() => Help::NotAsked,
+        (Err(_), _) => Help::WouldDo,
+    };
+    checks.extend(userfaultfd_checks(&thread, help));
+    let used = match asked {
+        FaultsAsked::Thread => thread.ok(),
+        FaultsAsked::Signal | FaultsAsked::Best => signal.ok(),
+        FaultsAsked::Segv => None,
+    };
+    checks.extend(used.map(|userfaultfd| feature_checks(userfaultfd.features)).into_iter().flatten());
+    checks
+}
+
+/// Checks a mode that needs no privilege. `missing` is the verdict if the mode isn't there.
+fn mode_check(name: &str, mode: &Result<Userfaultfd, Failure>, missing: Verdict) -> Check {
+    match mode {
         Ok(_) => Check::new(name, Verdict::Ok, "works, without privileges"),
         Err(failure) => {
-            let check = Check::new(name, Verdict::Note, failure.in_one_line());
+            let check = Check::new(name, missing, failure.in_one_line());
             failure.fixes().iter().fold(check, |check, fix| check.fix(fix))
         }
     }
 }
 
-/// Checks the three ways to a userfaultfd for the kernel's faults, too, and its features. One way is enough,
-/// and none is needed if faults can arrive as signals.
-fn userfaultfd_checks(userfaultfd: &Result<Userfaultfd, Refused>, signals: bool) -> Vec<Check> {
-    let missing = if userfaultfd.is_ok() || signals { Verdict::Note } else { Verdict::No };
-    let way = |name: &str, result: Result<u64, std::io::Error>, fix: Option<&str>| match result {
-        Ok(_) => Check::new(name, Verdict::Ok, "works"),
-        Err(error) if missing == Verdict::Note => Check::new(name, missing, format!("{error} (not needed)")),
-        Err(error) => match fix {
-            Some(fix) => Check::new(name, missing, error.to_string()).fix(fix),
-            None => Check::new(name, Verdict::Note, "unknown to this kernel: it came with Linux 6.1"),
-        },
+/// Whether a userfaultfd for the kernel's faults, too, would help this run. Only `thread` uses one, and only
+/// `--faults thread` takes that mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Help {
+    /// There is one, by another way.
+    AnotherWayWorks,
+    /// The run needs one.
+    Needed,
+    /// The run works without, in another mode.
+    NotAsked,
+    /// The mode that was asked for doesn't work, and `--faults thread` would with one.
+    WouldDo,
+}
+
+impl Help {
+    /// Returns the check for a way that doesn't work, or a setting that closes it.
+    fn check(self, name: &str, value: &str, fix: Option<&str>) -> Check {
+        match (self, fix) {
+            (Help::AnotherWayWorks, _) => {
+                Check::new(name, Verdict::Note, format!("{value} (another way works)"))
+            }
+            (Help::NotAsked, _) => {
+                Check::new(name, Verdict::Note, format!("{value} (not needed: only --faults thread uses it)"))
+            }
+            (_, None) => Check::new(name, Verdict::Note, value),
+            (Help::Needed, Some(fix)) => Check::new(name, Verdict::No, value).fix(fix),
+            (Help::WouldDo, Some(fix)) => {
+                Check::new(name, Verdict::Note, value).fix(format!("{fix}; then use --faults thread"))
+            }
+        }
+    }
+}
+
+/// Checks the three ways to a userfaultfd for the kernel's faults, too. One way is enough.
+fn userfaultfd_checks(userfaultfd: &Result<Userfaultfd, Refused>, help: Help) -> Vec<Check> {
+    let way = |name: &str, result: Result<u64, std::io::Error>, fix: Option<&str>| match (result, fix) {
+        (Ok(_), _) => Check::new(name, Verdict::Ok, "works"),
+        (Err(error), Some(fix)) => help.check(name, &error.to_string(), Some(fix)),
+        (Err(_), None) => Check::new(name, Verdict::Note, "unknown to this kernel: it came with Linux 6.1"),
     };
     // Not every kernel has the last way.
     let fixes = kernel::ways(&Release::this());
     let mut checks = vec![
         way("userfaultfd system call", sys::userfaultfd_by_syscall(Faults::All), fixes.first().copied()),
         way("/dev/userfaultfd", sys::userfaultfd_by_device(), fixes.get(2).copied()),
-        setting_check(missing),
+        setting_check(setting("vm/unprivileged_userfaultfd"), help),
     ];
-    match userfaultfd {
-        Ok(userfaultfd) => checks.extend(feature_checks(userfaultfd.features)),
-        Err(_) if signals => {}
-        Err(refused) => {
-            let failure = refused.failure();
-            let check = Check::new("userfaultfd", Verdict::No, failure.in_one_line());
-            checks.push(failure.fixes().iter().fold(check, |check, fix| check.fix(fix)));
-        }
+    if let (Err(refused), Help::Needed) = (userfaultfd, help) {
+        let failure = refused.failure();
+        let check = Check::new("userfaultfd", Verdict::No, failure.in_one_line());
+        checks.push(failure.fixes().iter().fold(check, |check, fix| check.fix(fix)));
     }
-    checks.push(seccomp_check());
     checks
 }
 
-fn setting_check(missing: Verdict) -> Check {
+fn setting_check(setting: Option<String>, help: Help) -> Check {
     let name = "vm.unprivileged_userfaultfd";
-    match setting("vm/unprivileged_userfaultfd") {
+    match setting {
         Some(value) if value == "1" => Check::new(name, Verdict::Ok, value),
-        Some(value) if missing == Verdict::Note => Check::new(name, missing, format!("{value} (not needed)")),
-        Some(value) => Check::new(name, missing, value).fix("sudo sysctl vm.unprivileged_userfaultfd=1"),
+        Some(value) => help.check(name, &value, Some("sudo sysctl vm.unprivileged_userfaultfd=1")),
         None => Check::new(name, Verdict::Note, "unknown to this kernel"),
     }
 }
@@ -316,7 +370,8 @@ fn aio_check() -> Check {
     }
 }
 
-fn swap_checks() -> Vec<Check> {
+/// Checks the default directories. `missing` is the verdict on one that can't be used.
+fn swap_checks(missing: Verdict) -> Vec<Check> {
     areas::default_directories(sys::environment)
         .into_iter()
         .map(|(origin, path)| {
@@ -326,12 +381,12 @@ fn swap_checks() -> Vec<Check> {
                 format!("swap {origin} ({})", path.display())
             };
             let argument = SwapArgument { path, ..SwapArgument::default() };
-            swap_check(name, origin, &argument)
+            swap_check(name, origin, &argument, missing)
         })
         .collect()
 }
 
-fn swap_check(name: String, origin: &str, argument: &SwapArgument) -> Check {
+fn swap_check(name: String, origin: &str, argument: &SwapArgument, missing: Verdict) -> Check {
     let directory = &argument.path;
     let file_system = File::open(directory).and_then(|file| sys::file_system(&file));
     match (areas::open_directory_of(argument), file_system) {
@@ -353,13 +408,13 @@ fn swap_check(name: String, origin: &str, argument: &SwapArgument) -> Check {
         }
         (Err(failure), _) => {
             // A TMPDIR in memory is common, and is passed over.
-            let verdict = if origin == "$TMPDIR" { Verdict::Note } else { Verdict::No };
+            let verdict = if origin == "$TMPDIR" { Verdict::Note } else { missing };
             let check = Check::new(name, verdict, failure.in_one_line());
             let check = failure.fixes().iter().fold(check, |check, fix| check.fix(fix));
             if origin == "$FARPAGE_SWAP_DIR" { check.fix(areas::FIX_SWAP_DIR) } else { check }
         }
         (_, Err(error)) => {
-            Check::new(name, Verdict::No, error.to_string()).fix("name another directory with --swap")
+            Check::new(name, missing, error.to_string()).fix("name another directory with --swap")
         }
     }
 }
@@ -474,6 +529,8 @@ fn choose(options: &DoctorOptions) -> (Choice, Option<Failure>) {
     };
     choice.install = Some(install_name(plan.settings.install));
     choice.io = Some(io_name(plan.settings.io));
+    choice.wait = Some(wait_name(plan.settings.polls));
+    choice.supervisor = Some(options.settings.standing().name());
     let areas = plan.areas.iter().map(|area| say::harmless(&area.path.display().to_string()));
     choice.swap = Some(areas.collect::<Vec<_>>().join(", ")).filter(|areas| !areas.is_empty());
     choice.discards_first = plan.areas.iter().any(|area| area.discards_first);
@@ -506,7 +563,7 @@ fn reasons(options: &RunSettings, plan: &Plan) -> Vec<String> {
             why.push("signal: the fastest mode in which memory is never wrong".into());
         }
         UffdSource::Nothing if is_free => {
-            why.push("segv: there is no userfaultfd for this user (--faults signal is faster)".into());
+            why.push("segv: the faster mode, signal, isn't allowed here (see `faults by signal`)".into());
         }
         _ => {}
     }
@@ -538,16 +595,17 @@ fn table(checks: &[Check], choice: &Choice, works: bool) -> String {
             text += &format!("{:<width$}      fix: {fix}\n", "");
         }
     }
-    let or_none = |value: Option<&'static str>| value.unwrap_or("none");
-    text += &format!(
-        "\nfarpage run would use: faults by {}, userfaultfd by {}, install {}, io {}, swap {}, budget {}\n",
-        or_none(choice.faults),
-        or_none(choice.userfaultfd),
-        or_none(choice.install),
-        or_none(choice.io),
-        choice.swap.as_deref().unwrap_or("none"),
-        choice.budget_bytes.map_or_else(|| "none".into(), iec)
-    );
+    text.push('\n');
+    if let (Some(faults), Some(install), Some(io)) = (choice.faults, choice.install, choice.io) {
+        text += &format!(
+            "farpage run would use: faults by {faults}, userfaultfd by {}, install {install}, io {io}, swap {}, budget {}, wait {}, supervisor {}\n",
+            choice.userfaultfd.unwrap_or("nothing"),
+            choice.swap.as_deref().unwrap_or("none"),
+            choice.budget_bytes.map_or_else(|| "none".into(), iec),
+            choice.wait.unwrap_or("?"),
+            choice.supervisor.unwrap_or("?"),
+        );
+    }
     choice.why.iter().for_each(|why| text += &format!("  {}\n", say::visible(why)));
     text += if works {
         "farpage run works here.\n"
@@ -595,22 +653,44 @@ mod tests {
         assert!(pins_check(Err(refused), Ok(true)).value.contains("Permission denied"));
     }
 
+    /// With `--faults thread` the ways to it were "not needed". Where nothing worked, they were needed,
+    /// though `auto` never takes `thread`.
+    #[test]
+    fn ways_to_thread_are_needed_only_if_that_mode_is_asked_for() {
+        let told = |help| setting_check(Some("0".into()), help);
+        for (help, verdict, value, fixes) in [
+            (Help::AnotherWayWorks, Verdict::Note, "0 (another way works)", 0),
+            (Help::NotAsked, Verdict::Note, "0 (not needed: only --faults thread uses it)", 0),
+            (Help::WouldDo, Verdict::Note, "0", 1),
+            (Help::Needed, Verdict::No, "0", 1),
+        ] {
+            let check = told(help);
+            assert_eq!(
+                (check.verdict, &*check.value, check.fixes.len()),
+                (verdict, value, fixes),
+                "{help:?}"
+            );
+        }
+        assert!(told(Help::WouldDo).fixes[0].ends_with("; then use --faults thread"));
+        assert_eq!(setting_check(Some("1".into()), Help::Needed).verdict, Verdict::Ok);
+    }
+
     #[test]
     fn every_no_has_a_fix() {
         let mut checks =
             vec![kernel_check(&Release::of("5.4.0")), user_check(), seccomp_check(), preload_check()];
         for origin in ["$FARPAGE_SWAP_DIR", "/var/tmp"] {
             let file = SwapArgument { path: "/etc/passwd".into(), ..SwapArgument::default() };
-            checks.push(swap_check(origin.into(), origin, &file));
+            checks.push(swap_check(origin.into(), origin, &file, Verdict::No));
         }
         checks.push(io_check());
         checks.extend(feature_checks(0));
-        checks.extend(swap_checks());
+        checks.extend(swap_checks(Verdict::No));
         checks.extend(memory_checks());
         checks.extend(limit_checks());
         let refused = || std::io::Error::from_raw_os_error(libc::EPERM);
         let refused = Refused { syscall: refused(), device: refused(), user_only: None };
-        checks.extend(userfaultfd_checks(&Err(refused), false));
+        checks.extend(userfaultfd_checks(&Err(refused), Help::Needed));
         for check in checks.iter().filter(|check| check.verdict == Verdict::No) {
             assert!(!check.fixes.is_empty(), "{check:?}");
         }

@@ -434,7 +434,7 @@ enum ReadaheadOption {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum FaultsOption {
-    /// The best mode that works here.
+    /// `signal`, or `segv` where `signal` isn't allowed; never `thread`.
     Auto,
     /// As SIGBUS in the thread that touched; for any user.
     Signal,

@@ -173,6 +173,7 @@ fn doctor_judges_the_run_that_it_is_asked_about() {
         (&["--ram", "100M", "--", "echo"][..], "budget 100 MiB"),
         (&["--faults", "segv"], "faults by segv, userfaultfd by nothing, install copy"),
         (&["--no-disk", "--io", "psync"], "io psync, swap none"),
+        (&["--wait", "sleep", "--supervisor", "above"], "wait sleep, supervisor above"),
     ] {
         let ended = doctor(words);
         assert_eq!(ended.status, Some(0), "{words:?}: {}", ended.stdout);

@@ -162,7 +162,7 @@ fn user_mode_refused(error: &io::Error, release: &Release) -> Failure {
         return failure
             .because(format!("an unprivileged userfaultfd came with Linux 5.11 (this is {})", release.0))
             .fix("use a kernel of 5.11 or later")
-            .fix("--faults thread, with one of the ways that `farpage doctor` shows");
+            .fix("--faults thread, with one of the ways that `farpage doctor --faults thread` shows");
     }
     match errno {
         libc::ENOSYS => missing(failure),
@@ -206,7 +206,7 @@ fn guard_refused(error: &io::Error, release: &Release) -> Failure {
     } else {
         failure.because("a sandbox hides Syscall User Dispatch (gVisor has none)").fix("run outside of it")
     };
-    failure.fix("--faults thread, with one of the ways that `farpage doctor` shows")
+    failure.fix("--faults thread, with one of the ways that `farpage doctor --faults thread` shows")
 }
 
 /// Gets the userfaultfd that `farpage run` uses.

@@ -237,10 +237,10 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
         Notice::Locked => "it locked all its memory (mlockall): nothing can be evicted; have that refused with --mlockall refuse, or switch it off in the program".into(),
         Notice::NotArmed => not_armed(value, budget),
         Notice::PeerOut => format!(
-            "it could not reach memory of process {value} (process_vm_readv or process_vm_writev, EFAULT), most likely because that is evicted; --faults thread can bring it back for others, but needs a privilege (`farpage doctor`)"
+            "it could not reach memory of process {value} (process_vm_readv or process_vm_writev, EFAULT), most likely because that is evicted; --faults thread can bring it back for others, but needs a privilege (`farpage doctor --faults thread`)"
         ),
         Notice::Ring => format!(
-            "it began an io_uring before its memory was managed ({} in all): requests fail with EFAULT where their memory is evicted; use --faults thread, which needs a privilege (`farpage doctor`), or switch io_uring off in the program",
+            "it began an io_uring before its memory was managed ({} in all): requests fail with EFAULT where their memory is evicted; use --faults thread, which needs a privilege (`farpage doctor --faults thread`), or switch io_uring off in the program",
             grouped(value)
         ),
         Notice::Grew => format!(
@@ -269,12 +269,12 @@ fn not_armed(value: u64, budget: &Budget) -> String {
     let budget = iec(budget.ram_bytes);
     if value & NOT_SENT == 0 {
         return format!(
-            "its thread {value} lets no signal through, or stays in a handler on a stack of its own, so nothing can be evicted and memory goes over the budget of {budget}; --faults thread needs no signal, but a privilege (`farpage doctor`)"
+            "its thread {value} lets no signal through, or stays in a handler on a stack of its own, so nothing can be evicted and memory goes over the budget of {budget}; --faults thread needs no signal, but a privilege (`farpage doctor --faults thread`)"
         );
     }
     let thread = value & !NOT_SENT;
     format!(
-        "its thread {thread} can't be sent a signal, because its user has too many signals pending, so nothing can be evicted and memory goes over the budget of {budget}; look at `ulimit -i`, or use --faults thread, which needs no signal, but a privilege (`farpage doctor`)"
+        "its thread {thread} can't be sent a signal, because its user has too many signals pending, so nothing can be evicted and memory goes over the budget of {budget}; look at `ulimit -i`, or use --faults thread, which needs no signal, but a privilege (`farpage doctor --faults thread`)"
     )
 }
 
@@ -403,7 +403,7 @@ fn stop_reason(value: u64) -> &'static str {
         ),
         (
             StopReason::Arming,
-            "the system calls of one of its threads could not be guarded; try --faults thread, which needs a privilege (`farpage doctor`)",
+            "the system calls of one of its threads could not be guarded; try --faults thread, which needs a privilege (`farpage doctor --faults thread`)",
         ),
         (
             StopReason::Credentials,

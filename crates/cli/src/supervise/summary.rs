@@ -2,7 +2,7 @@
 
 mod json;
 
-pub use json::{codec_name, faults_name, install_name, io_name, json, uffd_name};
+pub use json::{codec_name, faults_name, install_name, io_name, json, uffd_name, wait_name};
 
 use crate::areas::Area;
 use crate::host::budget::Budget;

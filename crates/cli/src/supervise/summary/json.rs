@@ -193,7 +193,7 @@ fn settings(run: &Run) -> Value {
         "order": settings.order.name(),
         "readahead": readahead_name(settings.readahead),
         "page_cluster": settings.page_cluster,
-        "wait": if settings.polls == 0 { "sleep" } else { "poll" },
+        "wait": wait_name(settings.polls),
         "mlockall": if settings.refuses_mlockall == 0 { "allow" } else { "refuse" },
         "userfaultfd": uffd_name(settings.uffd_source),
         "areas": areas.collect::<Vec<_>>(),
@@ -235,6 +235,11 @@ pub const fn io_name(io: IoEngine) -> &'static str {
         IoEngine::Uring => "uring",
         IoEngine::Psync => "psync",
     }
+}
+
+/// Returns the name in `--wait` of the way in which a thread waits.
+pub const fn wait_name(polls: u32) -> &'static str {
+    if polls == 0 { "sleep" } else { "poll" }
 }
 
 /// Returns where the userfaultfd comes from.
