@@ -144,6 +144,7 @@ fn read_everything(shared: &Shared) {
         budget: &budget,
         least_bytes: budget.ram_bytes,
         settings: &settings(),
+        kills_over_budget: false,
         areas: &areas,
         totals: &Totals::of(session),
         names: &names,

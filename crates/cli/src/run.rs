@@ -594,6 +594,7 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, end: End, stats: O
         budget: &plan.budget,
         least_bytes: end.least_bytes,
         settings: &plan.settings,
+        kills_over_budget: options.settings.kills_over_budget(),
         areas: &plan.areas,
         totals: &totals,
         names: &names(&plan.areas),

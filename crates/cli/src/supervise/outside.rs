@@ -326,6 +326,11 @@ pub fn session_is(shared: &Shared) {
     SESSION.store(shared.file().metadata().map_or(0, |found| found.ino()), Ordering::Relaxed);
 }
 
+/// Whether this supervisor stands beside the program.
+pub fn stands_beside() -> bool {
+    FIRST.load(Ordering::Relaxed) != 0
+}
+
 /// Notes that this supervisor stands beside the program.
 pub fn is_beside(program: u32) {
     FIRST.store(program, Ordering::Relaxed);

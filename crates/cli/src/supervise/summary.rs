@@ -50,6 +50,8 @@ pub struct Run<'a> {
     pub least_bytes: u64,
     /// The settings that were chosen.
     pub settings: &'a Settings,
+    /// Whether a run that stays above its budget is ended.
+    pub kills_over_budget: bool,
     /// The areas of the run.
     pub areas: &'a [Area],
     /// Counts that the programs reported.

@@ -80,53 +80,148 @@ fn oom_kills(oom: &oom::Report) -> Value {
     })
 }
 
-/// Returns what the counters and gauges mean, so that the file explains itself.
+/// Fields beside counters, gauges and kinds of faults: the name, the unit, and a sentence. A name has the
+/// objects around the field, without those of one process.
+const FIELDS: &[(&str, &str, &str)] = &[
+    ("schema", "version", "Version of the layout of this file."),
+    ("program", "words", "The command line of the program."),
+    ("exit", "object", "How the program ended; null if only its parent knows."),
+    ("exit.status", "status", "The program's own status, or one of Farpage's."),
+    ("exit.signal", "number", "The signal that killed the program."),
+    ("exit.name", "text", "The signal's name."),
+    ("wall_seconds", "s", "How long the program ran."),
+    (
+        "internal_error",
+        "text",
+        "The last words of a process that a bug in Farpage ended; null if there was none.",
+    ),
+    ("tree_anonymous_peak", "bytes", "The most anonymous memory of all processes together, as sampled."),
+    (
+        "resident_peak",
+        "bytes",
+        "The most memory in RAM of the program or of one process that it waited for, files included, as the kernel has it.",
+    ),
+    (
+        "resident_peak_is_known",
+        "flag",
+        "Whether there was no higher peak. Else there may have been one between two looks, or below what getrusage had before the program.",
+    ),
+    ("process_count", "processes", "Processes that reported. One that executes another program is one."),
+    ("counters", "object", "Values that only rise: of all processes together, or of one in `processes`."),
+    (
+        "gauges",
+        "object",
+        "Values that rise and fall, as they were at the end: of all processes together, where a peak is the highest of one process.",
+    ),
+    ("latency_ns", "object", "How long faults took to be served, by kind."),
+    ("latency_ns.count", "faults", "Faults of the kind that were measured."),
+    ("latency_ns.sum", "ns", "Sum over these faults."),
+    ("latency_ns.mean", "ns", "Mean of these faults."),
+    ("latency_ns.p50", "ns", "Half of these faults took at most that. The value may be 25 % too high."),
+    ("latency_ns.p99", "ns", "99 % of these faults took at most that. The value may be 25 % too high."),
+    ("latency_ns.max", "ns", "The longest of these faults."),
+    (
+        "processes",
+        "list",
+        "The programs that reported last, at most 256. A process that executes another program has one entry for each.",
+    ),
+    ("pid", "number", "The process's id."),
+    ("command", "text", "The program's name, cut to 15 bytes."),
+    ("notices", "list", "What the program told, each kind once."),
+    ("notices.notice", "text", "Kind of the notice."),
+    ("notices.value", "number", "What the notice is about, in the kind's own unit; `text` says it in words."),
+    ("notices.text", "text", "The notice in words."),
+    (
+        "earlier",
+        "programs",
+        "Programs that had ended when others took over their records: the numbers of all of them, and each notice once.",
+    ),
+    ("earlier.programs", "programs", "Number of these programs."),
+    (
+        "outside",
+        "processes",
+        "Processes outside of this budget, why, and their largest size in RAM as seen; was_full: as many ran at once as are managed.",
+    ),
+    ("outside.processes", "list", "These processes, the largest first."),
+    ("outside.processes.pid", "number", "The process's id."),
+    ("outside.processes.path", "text", "The program's file, as the process executed it."),
+    ("outside.processes.why", "text", "Why the process has no budget; null if that isn't known."),
+    ("outside.processes.resident_peak", "bytes", "The most memory in RAM with which the process was seen."),
+    ("outside.more", "processes", "Further processes, of which no more is known."),
+    ("outside.not_followed", "starts", "Starts of programs that were not followed, too many at once."),
+    ("outside.was_full", "flag", "Whether as many processes ran at once as Farpage manages."),
+    (
+        "oom_kills",
+        "processes",
+        "Ended by the kernel's out-of-memory killer during the run: in the run's cgroup, and on the machine with these.",
+    ),
+    ("oom_kills.cgroup", "processes", "Of these, the ones in the run's cgroup."),
+    ("oom_kills.machine", "processes", "All of these on the machine; null if the kernel doesn't say."),
+    ("oom_kills.likely_victims", "list", "Large processes of the run that ended at such a time."),
+    ("oom_kills.likely_victims.pid", "number", "The process's id."),
+    ("oom_kills.likely_victims.command", "text", "The program's name."),
+    ("settings", "object", "What the run used: as asked for, or as Farpage chose."),
+    ("settings.ram_bytes", "bytes", "The budget."),
+    ("settings.ram_origin", "text", "What the budget was made from."),
+    ("settings.ram_bytes_least", "bytes", "The smallest budget meanwhile, by what limits left."),
+    ("settings.pool_bytes_max", "bytes", "Limit of the compressed pool, which is a part of the budget."),
+    ("settings.codec", "text", "The value of --codec."),
+    ("settings.pack", "text", "The value of --pack."),
+    ("settings.faults", "text", "The mode, as --faults names it."),
+    ("settings.userfaultfd", "text", "Where the userfaultfd comes from."),
+    ("settings.install", "text", "How pages move, as --install names it."),
+    ("settings.io", "text", "How areas are written, as --io names it."),
+    ("settings.wait", "text", "How a thread waits for a page of an area, as --wait names it."),
+    ("settings.slots", "text", "The value of --slots."),
+    ("settings.order", "text", "The value of --order."),
+    ("settings.readahead", "text", "The value of --readahead."),
+    ("settings.page_cluster", "exponent", "The value of --page-cluster."),
+    ("settings.mlockall", "text", "The value of --mlockall."),
+    ("settings.over_budget", "text", "The value of --over-budget."),
+    ("settings.supervisor", "text", "Where the supervisor stood, as --supervisor names it."),
+    ("settings.areas", "list", "The swap areas; an empty list without a disk."),
+    ("settings.areas.name", "text", "The directory, file or device."),
+    ("settings.areas.kind", "text", "Kind: temporary file, empty file, swap file or device."),
+    ("settings.areas.slots", "slots", "Slots, the header's included."),
+    ("settings.areas.bytes", "bytes", "What fits into the area."),
+    ("settings.areas.priority", "number", "Priority: areas with a higher one are filled first."),
+    ("settings.areas.node", "number", "NUMA node of the disk; null if that isn't known."),
+    ("settings.areas.grows", "flag", "Whether the area takes space on the disk only as it needs space."),
+    ("settings.areas.discards", "flag", "Whether the disk is told of space that isn't needed any more."),
+    ("settings.areas.bad_slots", "slots", "Slots that the header lists as bad."),
+    (
+        "settings.areas.disk_reserve_bytes",
+        "bytes",
+        "Space of the file system that the area leaves free as it grows.",
+    ),
+    (
+        "settings.areas.extents",
+        "extents",
+        "Pieces in which the area lies on the disk; null if that isn't known.",
+    ),
+    (
+        "settings.areas.span_bytes",
+        "bytes",
+        "From the first of these pieces to the end of the last one; null if that isn't known.",
+    ),
+    ("legend", "object", "What each field is, and its unit."),
+];
+
+/// Returns what each field means, so that the file explains itself.
 fn legend() -> Value {
+    Value::Object(legend_rows().collect())
+}
+
+fn legend_rows() -> impl Iterator<Item = (String, Value)> {
     let row =
         |name: &str, unit: &str, help: &str| (name.to_owned(), json!({ "unit": unit, "help": help.trim() }));
-    let counters = Counter::ALL.iter().map(|c| row(c.name(), c.unit(), c.help()));
-    let gauges = Gauge::ALL.iter().map(|g| row(g.name(), g.unit(), g.help()));
+    let counters = Counter::ALL.iter().map(move |c| row(c.name(), c.unit(), c.help()));
+    let gauges = Gauge::ALL.iter().map(move |g| row(g.name(), g.unit(), g.help()));
     let latency = |help: &str| format!("Latency of faults. {}", help.trim());
-    let latencies = Latency::ALL.iter().map(|kind| row(kind.name(), kind.unit(), &latency(kind.help())));
-    let others = [
-        row("total", "ns", &latency("All of them.")),
-        row(
-            "tree_anonymous_peak",
-            "bytes",
-            "The most anonymous memory of all processes together, as sampled.",
-        ),
-        row(
-            "resident_peak",
-            "bytes",
-            "The most memory in RAM of the program or of one process that it waited for, files included, as the kernel has it.",
-        ),
-        row(
-            "resident_peak_is_known",
-            "flag",
-            "Whether there was no higher peak. Else there may have been one between two looks, or below what getrusage had before the program.",
-        ),
-        row(
-            "process_count",
-            "processes",
-            "Processes that reported. One that executes another program is one.",
-        ),
-        row(
-            "earlier",
-            "programs",
-            "Programs that had ended when others took over their records: the numbers of all of them, and each notice once.",
-        ),
-        row(
-            "outside",
-            "processes",
-            "Processes outside of this budget, why, and their largest size in RAM as seen; was_full: as many ran at once as are managed.",
-        ),
-        row(
-            "oom_kills",
-            "processes",
-            "Ended by the kernel's out-of-memory killer during the run: in the run's cgroup, and on the machine with these.",
-        ),
-    ];
-    Value::Object(counters.chain(gauges).chain(latencies).chain(others).collect())
+    let latencies = Latency::ALL.iter().map(move |kind| row(kind.name(), kind.unit(), &latency(kind.help())));
+    let total = [row("total", "ns", &latency("All of them."))];
+    let fields = FIELDS.iter().map(move |(name, unit, help)| row(name, unit, help));
+    counters.chain(gauges).chain(latencies).chain(total).chain(fields)
 }
 
 fn numbers(n: &Numbers) -> Map<String, Value> {
@@ -195,6 +290,8 @@ fn settings(run: &Run) -> Value {
         "page_cluster": settings.page_cluster,
         "wait": wait_name(settings.polls),
         "mlockall": if settings.refuses_mlockall == 0 { "allow" } else { "refuse" },
+        "over_budget": if run.kills_over_budget { "kill" } else { "warn" },
+        "supervisor": if outside::stands_beside() { "beside" } else { "above" },
         "userfaultfd": uffd_name(settings.uffd_source),
         "areas": areas.collect::<Vec<_>>(),
     })
@@ -258,5 +355,53 @@ pub const fn faults_name(source: UffdSource) -> &'static str {
         UffdSource::Syscall | UffdSource::Device => "thread",
         UffdSource::UserMode => "signal",
         UffdSource::Nothing => "segv",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Notes the names of all fields below an object, as the legend has them.
+    fn note(value: &Value, around: &str, names: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(fields) => fields.iter().for_each(|(field, value)| {
+                let around = match around {
+                    "processes" => "",
+                    "earlier" if field != "programs" => "",
+                    "counters" | "gauges" => "",
+                    around if around.starts_with("latency_ns.") => "latency_ns",
+                    around => around,
+                };
+                let is_kind = around == "latency_ns" && value.is_object();
+                let name =
+                    if around.is_empty() || is_kind { field.clone() } else { format!("{around}.{field}") };
+                if name != "legend" {
+                    note(value, if is_kind { "latency_ns." } else { &name }, names);
+                }
+                names.insert(name);
+            }),
+            Value::Array(values) => values.iter().for_each(|value| note(value, around, names)),
+            _ => {}
+        }
+    }
+
+    /// The settings, the areas and half of the other fields were not in the legend, which was said to have
+    /// all of them.
+    #[test]
+    fn legend_has_each_field_and_no_other() {
+        let mut found = BTreeSet::new();
+        for exit in [ChildState::Exited(0), ChildState::Killed(9)] {
+            super::super::tests::with_everything(exit, |run| note(&json(run), "", &mut found));
+        }
+        let rows: Vec<_> = legend_rows().collect();
+        let explained: BTreeSet<_> = rows.iter().map(|(name, _)| name.clone()).collect();
+        assert_eq!(rows.len(), explained.len(), "a name stands for two fields");
+        let missing: Vec<_> = found.symmetric_difference(&explained).collect();
+        assert!(missing.is_empty(), "in the statistics or in the legend alone: {missing:?}");
+        for (name, row) in rows {
+            assert!(row["help"].as_str().is_some_and(|help| help.ends_with('.')), "{name}: {row}");
+        }
     }
 }

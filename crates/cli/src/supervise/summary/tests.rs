@@ -23,12 +23,29 @@ fn with<T>(shared: &Shared, exit: ChildState, test: impl Fn(&Run) -> T) -> T {
         budget: &budget,
         least_bytes: budget.ram_bytes,
         settings: &settings(),
+        kills_over_budget: false,
         areas: &[area("/var/tmp", 1 << 20, &[])],
         totals: &Totals::of(shared.session()),
         names: &["/var/tmp".into()],
         oom: &oom::Report::default(),
         outside: &outside::Report::default(),
     })
+}
+
+/// Calls `test` with a run in which nothing is missing: notices, victims, processes without a budget.
+pub(super) fn with_everything(exit: ChildState, test: impl FnMut(&Run)) {
+    let shared = two_programs();
+    shared.session().processes[0].notice(Notice::AreaFull, 5 << 20);
+    shared.session().earlier_programs.store(1, std::sync::atomic::Ordering::Relaxed);
+    let kills = oom::Kills { group: 1, machine: Some(2) };
+    let oom = oom::Report { kills, last_kill: None, victims: vec![(9, "java".into())] };
+    let seen = outside::Process::seen(7, "/bin/static", Some("a static program"), 1 << 20);
+    let outside = outside::Report { processes: vec![seen], ..outside::Report::default() };
+    let test = std::cell::RefCell::new(test);
+    with(&shared, exit, |run| {
+        let test = &mut *test.borrow_mut();
+        test(&Run { oom: &oom, outside: &outside, ..*run });
+    });
 }
 
 #[test]
