@@ -43,6 +43,9 @@ pub fn parse(typed: &str) -> Result<Size, String> {
     let refuse = |why: &str| Err(format!("`{text}` is not a size: {why}"));
     let number_bytes = text.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
     let (number, unit) = text.split_at(number_bytes);
+    if is_exponent(unit.trim_start()) {
+        return refuse("`e` begins an exponent, and a size has none; an exbibyte is E, as in 1E");
+    }
     let Some(multiple) = multiple_of(unit.trim_start()) else {
         return if number.is_empty() {
             refuse("it should begin with a number, as in 2G, 1.5GiB, 500MB, 4096 or 50%")
@@ -62,9 +65,16 @@ pub fn parse(typed: &str) -> Result<Size, String> {
         return Ok(Size { text: text.to_owned(), amount: Amount::Bytes(value) });
     }
     if value == 0 || value > 100 * PERCENT {
-        return refuse("a percentage is above 0 and at most 100");
+        return refuse("a percentage is at least 0.000001 and at most 100");
     }
     Ok(Size { text: text.to_owned(), amount: Amount::Share(value) })
+}
+
+/// Whether an exponent begins here, as in `1e9`. `1e` is one that isn't finished, and no exbibyte.
+fn is_exponent(unit: &str) -> bool {
+    unit == "e"
+        || unit.starts_with(['e', 'E'])
+            && unit[1..].starts_with(|c: char| c.is_ascii_digit() || "+-".contains(c))
 }
 
 /// Returns the value of one unit, in bytes or in millionths of a percent; none for an unknown unit.
@@ -153,6 +163,27 @@ mod tests {
         ] {
             let message = parse(text).unwrap_err();
             assert!(message.starts_with(&format!("`{}` is not a size", text.trim())), "{message}");
+        }
+    }
+
+    /// `1e` was taken for an exbibyte, so for all of the machine's memory.
+    #[test]
+    fn exponent_is_refused_as_such() {
+        for text in ["1e", "1 e", "1.5e", "1e9", "1E9", "2e+3", "2e-3"] {
+            let message = parse(text).unwrap_err();
+            assert!(message.contains("`e` begins an exponent"), "{message}");
+        }
+        for text in ["1E", "1 E", "1eb", "1eib", "1Ei"] {
+            assert!(parse(text).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn percentage_at_its_ends() {
+        assert_eq!(parse("0.000001%").unwrap().amount, Amount::Share(1));
+        for text in ["0%", "0.0000009%", "100.000001%"] {
+            let message = parse(text).unwrap_err();
+            assert!(message.ends_with("at least 0.000001 and at most 100"), "{message}");
         }
     }
 
