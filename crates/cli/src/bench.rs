@@ -79,6 +79,13 @@ pub fn load(options: &LoadOptions) -> Result<ExitCode, Failure> {
     settings.check().map_err(|why| {
         Failure::new(why).fix(format!("`farpage load {} --help` shows the defaults", load.name))
     })?;
+    let threads = (settings.threads + settings.random_threads) as u64;
+    if settings.seed.checked_add(threads).is_none() {
+        let what = format!("--seed {} is too large for {threads} threads", settings.seed);
+        return Err(Failure::new(what)
+            .because("each thread has a seed of its own, above the one that is given")
+            .fix(format!("--seed {} or less", u64::MAX - threads)));
+    }
     let found =
         (load.run)(&settings).map_err(|why| Failure::new(format!("load {}: {why}", load.name)).status(1))?;
     say::to_stdout(&format!("{found}\n"))?;

@@ -515,6 +515,11 @@ fn loads_that_nobody_can_carry_are_refused() {
         (&["random", "--seconds", "nan"], "--seconds NaN"),
         (&["interleaved", "--bytes", "4K"], "--bytes 4096 is less than 64K"),
         (&["mixed", "--threads", "0"], "--threads 0"),
+        // The seeds of further threads had an overflow.
+        (
+            &["random-processes", "--threads", "2", "--bytes", "1M", "--seed", "18446744073709551615"],
+            "--seed 18446744073709551615 is too large for 2 threads",
+        ),
     ] {
         let output = farpage::farpage().arg("load").args(words).output().unwrap();
         farpage::Ended::of(output).refused(125, &[wanted, "fix: "]);
