@@ -553,7 +553,7 @@ pub fn name_bytes(path: &Path, bytes: usize) -> &[u8] {
 mod tests {
     use super::*;
     use farpage_core::units::NodeId;
-    use std::os::unix::fs::FileExt;
+    use std::os::unix::fs::{FileExt, PermissionsExt};
 
     fn argument(path: &Path, bytes: Option<u64>) -> SwapArgument {
         SwapArgument { path: path.into(), bytes, ..SwapArgument::default() }
@@ -666,6 +666,32 @@ mod tests {
         assert_eq!(open(&argument(&path, None), &[]).unwrap().slots, 100);
         assert!(open(&argument(&path, Some(101 * 4096)), &[]).is_err());
         assert!(open(&argument(&path, Some(9 * 4096)), &[]).is_err());
+    }
+
+    /// Others who could write to the file weren't mentioned, nor was an owner who could read it.
+    #[test]
+    fn file_that_others_can_use_is_told_with_the_command_that_closes_it() {
+        let place = directory();
+        let path = swap_file(place.path(), "swap", 100, 100);
+        let name = path.display().to_string();
+        let warning = |mode| {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            open(&argument(&path, None), &[]).unwrap().warning.unwrap_or_default()
+        };
+        for (mode, words) in [
+            (0o644, "can be read by others (mode 0644)"),
+            (0o622, "can be written by others (mode 0622)"),
+            (0o666, "can be read and written by others (mode 0666)"),
+        ] {
+            let told = warning(mode);
+            assert!(told.contains(words) && told.ends_with(&format!("`chmod 600 {name}`")), "{told}");
+        }
+        assert_eq!((warning(0o600), warning(0o711)), (String::new(), String::new()));
+        if sys::effective_user() == 0 {
+            std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
+            let told = warning(0o600);
+            assert!(told.contains("(uid 65534)") && told.ends_with(&format!("`chown 0 {name}`")), "{told}");
+        }
     }
 
     #[test]

@@ -13,8 +13,8 @@ use crate::text::failure::{Failure, quoted};
 use crate::text::numbers::iec;
 use farpage_core::areas::Placement;
 use farpage_core::units::{PAGE_BYTES, SLOTS_PER_AREA_MAX};
-use std::fs::File;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 
 /// Opens a file as an area: a prepared file, or an empty one, which grows.
@@ -22,15 +22,7 @@ pub fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
     let path = &argument.path;
     let mut disk = disk_of(&file, path)?;
     let metadata = file.metadata().map_err(|error| not_seen(path, &error))?;
-    let open_to_others = metadata.mode() & 0o077 != 0;
-    let warning = open_to_others.then(|| {
-        format!(
-            "swap file {} can be read by others (mode {:04o}): it will hold the program's memory; `chmod 600 {}`",
-            path.display(),
-            metadata.mode() & 0o7777,
-            quoted(path)
-        )
-    });
+    let warning = open_to_others(path, &metadata);
     // Content that a run has left is removed only when the next run begins: this process may not begin one.
     if metadata.len() == 0 || mark::was_left(&file) {
         disk.available = disk.available.saturating_add(metadata.blocks() * 512);
@@ -61,8 +53,40 @@ pub fn open_device(argument: &SwapArgument, file: File) -> Result<Area, Failure>
         Failure::new(format!("the size of {} is unknown: {error}", path.display())).fix(FIX_ANOTHER_PLACE)
     })?;
     let header = read_header(&file, path, bytes, Kind::Device)?;
+    let open = file.metadata().ok().and_then(|metadata| open_to_others(path, &metadata));
     let area = prepared(argument, file, header, bytes, Kind::Device)?;
-    Ok(Area { places: Some(Places::of_device(area.slots)), ..area })
+    let warning = together([open, area.warning]);
+    Ok(Area { places: Some(Places::of_device(area.slots)), warning, ..area })
+}
+
+/// Returns a warning if other users may read or write what is evicted: swapon warns of the same modes and
+/// owners. A device usually has a group of administrators, and root can read everything anyway.
+fn open_to_others(path: &Path, metadata: &Metadata) -> Option<String> {
+    let is_device = metadata.file_type().is_block_device();
+    let (what, others) = if is_device { ("device", 0o007) } else { ("file", 0o077) };
+    let (mode, owner) = (metadata.mode(), metadata.uid());
+    let may = |bits: u32| mode & others & bits != 0;
+    let read_or_written = match (may(0o444), may(0o222)) {
+        (true, true) => "read and written",
+        (true, false) => "read",
+        (false, true) => "written",
+        (false, false) if is_device || [0, sys::effective_user()].contains(&owner) => return None,
+        (false, false) => {
+            return Some(format!(
+                "swap {what} {} belongs to another user (uid {owner}), who can read it: it will hold the program's memory; `chown {} {}`",
+                path.display(),
+                sys::effective_user(),
+                quoted(path)
+            ));
+        }
+    };
+    let closed = if is_device { "o=" } else { "600" };
+    Some(format!(
+        "swap {what} {} can be {read_or_written} by others (mode {:04o}): it will hold the program's memory; `chmod {closed} {}`",
+        path.display(),
+        mode & 0o7777,
+        quoted(path)
+    ))
 }
 
 fn read_header(file: &File, path: &Path, bytes: u64, kind: Kind) -> Result<Header, Failure> {
