@@ -85,9 +85,10 @@ fn find(proc: &Path, pid: u32) -> Result<PathBuf, Failure> {
             .fix("`pgrep -a farpage` shows the runs of Farpage on this machine"));
     }
     let not_allowed = |error: io::Error| match error.kind() {
-        io::ErrorKind::PermissionDenied => closed(pid),
+        io::ErrorKind::PermissionDenied => closed(pid, sys::effective_user()),
         _ => Failure::new(format!("process {pid} can't be looked at: {error}"))
-            .fix("it has probably just ended"),
+            .because("it has just ended, or it is a thread of the kernel")
+            .fix("name a `farpage run`, or a process under one: `pgrep -a farpage`"),
     };
     if let Some(path) = own_session(proc, pid).map_err(not_allowed)? {
         return Ok(path);
@@ -125,9 +126,19 @@ fn elsewhere(pid: u32) -> Failure {
         .fix("look in that container, while it runs")
 }
 
-fn closed(pid: u32) -> Failure {
+/// Returns the failure for a process into which this user may not look. To root, sudo is no help.
+fn closed(pid: u32, user: u32) -> Failure {
+    if user == 0 {
+        return Failure::new(format!(
+            "process {pid} can't be looked at: the kernel refuses that to root, too"
+        ))
+        .because("a container, a sandbox or a security module keeps this process out")
+        .fix("look from outside of it, as root of the machine, or from inside of the run's container");
+    }
     Failure::new(format!("process {pid} can't be looked at: it belongs to somebody else"))
-        .because("only its own user and root may look into a process")
+        .because(
+            "only its own user and root may look into a process, and only root if its program can't be read",
+        )
         .fix(format!("sudo farpage show {pid}"))
 }
 
@@ -146,7 +157,7 @@ fn parent(proc: &Path, pid: u32) -> Option<u32> {
 /// Opens and maps a session, and checks that this version can read it.
 fn open(path: &Path, pid: u32) -> Result<SharedMemory, Failure> {
     let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::PermissionDenied => closed(pid),
+        io::ErrorKind::PermissionDenied => closed(pid, sys::effective_user()),
         io::ErrorKind::NotFound => Failure::new(format!("the run that process {pid} belongs to has ended"))
             .because("its `farpage run` is gone, and what it knew with it")
             .fix("look while it runs"),
@@ -409,6 +420,14 @@ mod tests {
             let message = open(path, 7).err().unwrap().to_string();
             assert!(message.contains("no session"), "{message}");
         }
+    }
+
+    /// Root was told that only root may look, and to use sudo.
+    #[test]
+    fn root_is_not_told_to_become_root() {
+        let (root, other) = (closed(7, 0).to_string(), closed(7, 1000).to_string());
+        assert!(!root.contains("sudo") && root.contains("security module"), "{root}");
+        assert!(other.contains("fix: sudo farpage show 7"), "{other}");
     }
 
     #[test]
