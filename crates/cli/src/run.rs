@@ -23,7 +23,7 @@ use crate::supervise::session::Shared;
 use crate::supervise::signals::{self, Unheeded};
 use crate::supervise::summary::{self, Run};
 use crate::supervise::totals::{self, Totals};
-use crate::text::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND, quoted};
+use crate::text::failure::{FIX_DESCRIPTORS, Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND, quoted};
 use crate::text::numbers::iec;
 use crate::text::say;
 use crate::text::tips;
@@ -554,7 +554,7 @@ fn not_started(program: &Path, error: &io::Error) -> Failure {
             .because("there are as many processes as this user or cgroup may have")
             .fix("raise the limit of processes: ulimit -u, or the cgroup's pids.max"),
         Some(libc::EMFILE | libc::ENFILE) => {
-            failure.because("no file descriptor is free").fix("raise the limit of open files: ulimit -n")
+            failure.because("no file descriptor is free").fix(FIX_DESCRIPTORS)
         }
         Some(libc::ENOMEM) => failure.fix("free some memory, or look at the cgroup's limit"),
         Some(libc::E2BIG) => failure

@@ -310,6 +310,29 @@ fn doctor_says_no_where_no_run_can_begin() {
     assert!(doctor.status == Some(1) && doctor.stdout.contains("ulimit -f unlimited"), "{}", doctor.stdout);
 }
 
+/// The advice was another directory, or `--supervisor above`, which needs descriptors, too.
+#[test]
+fn lack_of_descriptors_is_told_as_that() {
+    if !farpage::can_run() {
+        return;
+    }
+    for limit in 4..=8 {
+        let farpage = farpage::farpage();
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--nofile={limit}")).arg(farpage.get_program());
+        command.envs(farpage.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.env("FARPAGE_PRELOAD", farpage::budgeted::library());
+        command.args(["run", "--ram", "100M", "--supervisor", "beside", "true"]);
+        let ended = farpage::Ended::of(command.output().unwrap());
+        ended.refused(125, &["no file descriptor is free", "ulimit -n"]);
+        assert!(
+            !ended.stderr.contains("--swap") && !ended.stderr.contains("use --supervisor"),
+            "{}",
+            ended.stderr
+        );
+    }
+}
+
 #[test]
 fn statistics_file_that_can_not_be_written_is_refused_before_the_program_runs() {
     refused_with(&["--stats", "/no/such/directory/stats.json"], 125, &["/no/such/directory/stats.json"]);

@@ -20,7 +20,7 @@ use crate::areas::places::Places;
 use crate::areas::swap_argument::{Discard, SwapArgument};
 use crate::host::machine::Machine;
 use crate::host::sys::{self, FileSystem, Lock};
-use crate::text::failure::{Failure, quoted};
+use crate::text::failure::{FIX_DESCRIPTORS, Failure, quoted};
 use crate::text::numbers::iec;
 use farpage_core::areas::{Order, Placement};
 use farpage_core::config::AreaOrder;
@@ -227,6 +227,8 @@ pub fn open_default(variable: impl Fn(&str) -> Option<OsString>, machine: &Machi
             Err(failure) if name == "$FARPAGE_SWAP_DIR" => {
                 return Err(failure.fix(FIX_SWAP_DIR));
             }
+            // Another place wouldn't help.
+            Err(failure) if failure.fixes().iter().any(|fix| fix == FIX_DESCRIPTORS) => return Err(failure),
             Err(failure) => reasons.push(failure.in_one_line()),
         }
     }
@@ -337,6 +339,11 @@ fn open_for_swap(path: &Path, exclusive: bool) -> Result<File, Failure> {
 
 fn not_writable(path: &Path, error: &io::Error) -> Failure {
     let name = path.display();
+    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+        return Failure::new(format!("swap path {name} can't be opened: {error}"))
+            .because("no file descriptor is free")
+            .fix(FIX_DESCRIPTORS);
+    }
     let failure = Failure::new(format!("swap path {name} is not writable: {error}"));
     match error.raw_os_error() {
         Some(libc::EROFS) => failure

@@ -3,7 +3,7 @@
 //! Each offer is probed by using it, since seccomp, capabilities, settings and build options all have a say.
 
 use crate::host::sys::{self, Faults};
-use crate::text::failure::Failure;
+use crate::text::failure::{FIX_DESCRIPTORS, Failure};
 use farpage_core::config::{Install, IoEngine};
 use farpage_os::sys::Errno;
 use farpage_runtime::session::UffdSource;
@@ -178,9 +178,7 @@ fn user_mode_refused(error: &io::Error, release: &Release) -> Failure {
 /// Explains errors that are about neither kernel nor sandbox.
 fn lack(errno: i32, failure: &Failure) -> Option<Failure> {
     let (cause, fix) = match errno {
-        libc::EMFILE | libc::ENFILE => {
-            ("no file descriptor is free", "raise the limit of open files: ulimit -n")
-        }
+        libc::EMFILE | libc::ENFILE => ("no file descriptor is free", FIX_DESCRIPTORS),
         libc::ENOMEM => {
             ("the kernel has no memory for it", "free some memory, or look at the cgroup's limit")
         }

@@ -8,7 +8,7 @@
 //! 6.15 on.
 
 use crate::host::sys::{self, Child, ChildState, Disposition, Forked};
-use crate::text::failure::{Failure, STATUS_FAILED};
+use crate::text::failure::{FIX_DESCRIPTORS, Failure, STATUS_FAILED};
 use crate::text::say;
 use farpage_os::futex;
 use farpage_runtime::session::first::First;
@@ -114,10 +114,14 @@ pub fn part() -> Result<Option<Side>, Failure> {
 }
 
 fn not_parted(error: &io::Error) -> Failure {
-    Failure::new(format!("the supervisor can't stand beside the program: {error}"))
-        .because("there are as many open files as this user may have")
-        .fix("raise the limit: ulimit -n")
-        .fix("use --supervisor above")
+    let failure = Failure::new(format!("the supervisor can't stand beside the program: {error}"));
+    lacks_descriptors(&failure, error).unwrap_or_else(|| failure.fix("use --supervisor above"))
+}
+
+/// Returns the failure with its cause if no descriptor is free. A supervisor above needs some, too.
+fn lacks_descriptors(failure: &Failure, error: &io::Error) -> Option<Failure> {
+    let lacks = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+    lacks.then(|| failure.clone().because("no file descriptor is free").fix(FIX_DESCRIPTORS))
 }
 
 impl Started {
@@ -284,9 +288,10 @@ impl Starting {
 }
 
 fn no_process(error: &io::Error) -> Failure {
-    Failure::new(format!("the program can't be followed: {error}"))
-        .because("`--supervisor beside` needs Linux 5.3, and a free descriptor")
-        .fix("use --supervisor above")
+    let failure = Failure::new(format!("the program can't be followed: {error}"));
+    lacks_descriptors(&failure, error).unwrap_or_else(|| {
+        failure.because("`--supervisor beside` needs Linux 5.3").fix("use --supervisor above")
+    })
 }
 
 /// Tells the program that the summary is printed. The program waits for that before it ends.

@@ -14,6 +14,9 @@ pub const STATUS_CANT_RUN: u8 = 126;
 /// The program isn't there.
 pub const STATUS_NOT_FOUND: u8 = 127;
 
+/// Fix for a lack of file descriptors.
+pub const FIX_DESCRIPTORS: &str = "raise the limit of open files: ulimit -n";
+
 /// Returns a path as a shell takes it. Commands that are offered get pasted, and `truncate -s 0 /mnt/my swap`
 /// empties two other files.
 pub fn quoted(path: &Path) -> String {
