@@ -69,6 +69,16 @@ impl Case {
         format!("{}, {}, {threads}, {} % writes", self.tier.name(), self.pattern, self.write_percent)
     }
 
+    /// Returns the names of the load's parts, as the load's result has them.
+    fn parts(&self) -> Vec<&'static str> {
+        if self.pattern == "mixed" { vec!["sequential", "random"] } else { vec![self.pattern] }
+    }
+
+    /// Returns the part by which the kernel's settings are chosen.
+    fn choosing_part(&self) -> &'static str {
+        self.wanted.map_or_else(|| self.parts()[0], |(part, _)| part)
+    }
+
     /// Returns the name of a part in a chart, short enough to fit below its bars.
     fn short_name(&self, part: &str) -> String {
         match (self.pattern, self.threads) {
@@ -150,13 +160,6 @@ struct Measured {
     killed: usize,
 }
 
-impl Measured {
-    /// Returns the names of the load's parts.
-    fn parts(&self) -> Vec<&'static str> {
-        if self.case.pattern == "mixed" { vec!["sequential", "random"] } else { vec![self.case.pattern] }
-    }
-}
-
 /// Runs all cases, or only those whose titles contain `only`.
 pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     let mut cases = cases(effort);
@@ -222,7 +225,8 @@ pub(crate) fn try_in_turns(
                 continue;
             }
             match run(setting) {
-                Ok(speed) => speeds.push(speed),
+                Ok(speed) if speed.is_finite() => speeds.push(speed),
+                Ok(_) => return Err(format!("{setting}: the load has no speed")),
                 // With large windows and little memory, the kernel may find no memory and kill the program.
                 Err(why) => {
                     let why_in_short = if is_killed(&why) { "the kernel killed it" } else { &why };
@@ -255,7 +259,7 @@ impl Contest<'_> {
         if settings.is_empty() {
             return Err("this kernel has no codec for zswap".to_owned());
         }
-        let tried = self.try_each(machine, case, case.pattern, settings)?;
+        let tried = self.try_each(machine, case, settings)?;
         Ok(tried.into_iter().filter_map(|(setting, rate)| Some((setting.codec?, rate))).collect())
     }
 
@@ -264,9 +268,9 @@ impl Contest<'_> {
         &self,
         machine: &mut Machine,
         case: &Case,
-        part: &str,
         settings: Vec<Setting>,
     ) -> Result<Vec<(Setting, f64)>, String> {
+        let part = case.choosing_part();
         let rate = |setting: &Setting| self.kernel(machine, case, setting).map(|run| run.rate(part));
         let mut all = try_in_turns(settings, self.size.rounds, rate)?;
         all.sort_by(|(_, one), (_, other)| other.total_cmp(one));
@@ -301,9 +305,8 @@ impl Contest<'_> {
             Tier::Pool => Some(self.codecs.first().ok_or("this kernel has no zswap")?.0.clone()),
             Tier::Disk => None,
         };
-        let part = case.wanted.map_or(case.pattern, |(part, _)| part);
         let settings = PAGE_CLUSTERS.map(|page_cluster| Setting { codec: codec.clone(), page_cluster });
-        let tried = self.try_each(machine, case, part, settings.into())?;
+        let tried = self.try_each(machine, case, settings.into())?;
         Ok(tried.into_iter().next().expect("one at least").0)
     }
 
@@ -455,7 +458,7 @@ fn tabled(one: &Measured) -> (Table, Vec<Target>) {
     let mut targets = Vec::new();
     let kernel = format!("kernel, {}", one.setting);
     let who = [(kernel.as_str(), &one.kernel), ("farpage", &one.farpage), ("unlimited", &one.unlimited)];
-    for part in one.parts() {
+    for part in one.case.parts() {
         for (name, runs) in who {
             let us = |name: &'static str| Cell::from(sample(runs, |run| run.outcome.part(part, name)).median);
             let is_kernel = std::ptr::eq(runs, &raw const one.kernel);
@@ -516,7 +519,7 @@ fn chart(tier: Tier, measured: &[Measured]) -> Chart {
         series: vec![("kernel".to_owned(), Vec::new()), ("farpage".to_owned(), Vec::new())],
     };
     for one in measured.iter().filter(|one| one.case.tier == tier && one.case.write_percent > 0) {
-        for part in one.parts() {
+        for part in one.case.parts() {
             chart.groups.push(one.case.short_name(part));
             for ((_, values), runs) in chart.series.iter_mut().zip([&one.kernel, &one.farpage]) {
                 values.push(Sample::of(&rates(runs, part)).median);
@@ -529,6 +532,39 @@ fn chart(tier: Tier, measured: &[Measured]) -> Chart {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load;
+
+    /// The readahead of `disk, mixed` was chosen by a part that the load doesn't have. Every speed was then
+    /// no number, and the first readahead of the list was the best.
+    #[test]
+    fn kernel_settings_are_chosen_by_a_part_that_the_load_has() {
+        let bank = std::env::temp_dir().join(format!("farpage-parts-{}", std::process::id()));
+        std::fs::write(&bank, [7; 4 * 4096]).unwrap();
+        for case in cases(Effort::Full) {
+            let settings = load::Settings {
+                bytes: (case.threads as u64) << 16,
+                threads: case.threads,
+                seconds: 0.001,
+                pattern: Some(case.pattern.to_owned()),
+                contents: bank.to_str().map(str::to_owned),
+                ..load::Settings::default()
+            };
+            let found = touch::touch(&settings).unwrap();
+            let rate = |part: &str| found["parts"][part]["touches_per_second"].as_f64();
+            assert!(rate(case.choosing_part()) > Some(0.0), "{}: {found}", case.title());
+            assert!(case.parts().iter().all(|part| rate(part) > Some(0.0)), "{}: {found}", case.title());
+            assert_eq!(found["parts"].as_object().map(|parts| parts.len()), Some(case.parts().len()));
+        }
+        std::fs::remove_file(bank).unwrap();
+    }
+
+    /// A speed that is no number was neither slower nor faster than another one.
+    #[test]
+    fn speed_that_is_no_number_is_an_error() {
+        let settings = [3, 0].map(|page_cluster| Setting { codec: None, page_cluster });
+        let found = try_in_turns(settings.to_vec(), 1, |_| Ok(f64::NAN));
+        assert!(found.unwrap_err().contains("no speed"), "a speed that wasn't measured");
+    }
 
     /// Deflate was once taken for the best codec, because each other codec had a bad moment.
     #[test]
