@@ -14,6 +14,7 @@ use crate::live;
 use crate::load::region::PAGE_BYTES;
 use crate::measure::{Random, Sample, interleaved, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
+use crate::stop;
 use serde_json::Value;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -45,11 +46,11 @@ impl Drop for Files {
 pub fn run(effort: Effort) -> Result<Report, String> {
     let (ram, bytes) = (effort.pick(128, 32) * MIB, effort.pick(1024, 96) * MIB);
     let (seconds, rounds) = (effort.pick(4.0, 0.3), effort.pick(5, 1));
-    let directory = machine::directory();
+    let (directory, temporary) = (machine::directory(), std::env::temp_dir());
     let name = format!("farpage-bench-device-{}", std::process::id());
-    let files = Files { read: directory.join(&name), noise: std::env::temp_dir().join(name) };
+    let files = Files { read: directory.join(&name), noise: temporary.join(name) };
     // Ctrl-C becomes an error, so that the files are removed then, too.
-    machine::hear_interrupts();
+    let _hearing = stop::hear();
     write_noise(&files.noise)?;
     // One run before the counted ones shows how Farpage reads.
     let before = Reads::of(&directory);
@@ -58,7 +59,7 @@ pub fn run(effort: Effort) -> Result<Report, String> {
     let own = alike.as_ref().ok().map(|(block, depth)| (block.as_str(), depth.as_str()));
     let ways: Vec<(&str, &str)> = own.into_iter().chain(FIO).collect();
     let mut outcomes = interleaved(rounds, ways.len() + 1, |who| {
-        machine::go_on()?;
+        stop::go_on()?;
         match ways.get(who) {
             Some((block, depth)) => fio(&files.read, bytes, seconds, block, depth),
             None => farpage(&files.noise, &directory, ram, bytes, seconds),

@@ -3,7 +3,8 @@
 //! 1. [`report`] is the result of an experiment: tables, targets and charts, as text, JSON and SVG.
 //! 2. [`measure`] is the way to the result: interleaved rounds, medians with their spread, several threads.
 //! 3. [`rivals`] are the baselines, built as well as we can.
-//! 4. [`live`] runs programs under `farpage run` and without; [`load`] is the program.
+//! 4. [`live`] runs programs under `farpage run` and without; [`load`] is the program. [`stop`] hears
+//!    signals.
 //! 5. One module for each experiment.
 //!
 //! Every benchmark verifies what it measures. A lookup that returns the wrong block, or a page that comes
@@ -27,6 +28,7 @@ pub mod report;
 pub mod rivals;
 mod scale;
 mod slots;
+pub mod stop;
 
 use report::Report;
 

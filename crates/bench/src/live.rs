@@ -2,6 +2,7 @@
 //! budget.
 // UNSAFETY: wait4 is a C function, which reports what a child has used.
 
+use crate::stop::{self, go_on};
 use serde_json::Value;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -96,13 +97,17 @@ fn run_load(
     Ok(Outcome { load, ..outcome })
 }
 
-/// Runs a program in a directory. `watch` is called repeatedly. If it returns an error, the program is ended.
+/// Runs a program in a directory. `watch` is called repeatedly. If it returns an error, or a signal asks this
+/// process to end, the program is ended.
 pub fn run(
     place: Place<'_>,
     words: &[&str],
     directory: &Path,
     watch: impl FnMut() -> Result<(), String>,
 ) -> Result<Outcome, String> {
+    // A signal becomes an error, so that the program ends and the statistics are removed.
+    let _hearing = stop::hear();
+    go_on()?;
     let stats = std::env::temp_dir().join(format!("farpage-bench-{}.json", std::process::id()));
     let mut command = match place {
         Place::Alone => Command::new(words[0]),
@@ -118,11 +123,12 @@ pub fn run(
         }
     };
     command.args(&words[1..]).current_dir(directory);
-    let outcome = finish(command, watch);
     if !matches!(place, Place::Under(_)) {
-        return outcome;
+        return finish(command, watch);
     }
-    let outcome = outcome.and_then(|outcome| {
+    // A file of an earlier process with the same number would be taken for this run's.
+    let _ = std::fs::remove_file(&stats);
+    let outcome = finish(command, watch).and_then(|outcome| {
         let text = std::fs::read_to_string(&stats).map_err(|error| format!("no statistics: {error}"))?;
         let stats = serde_json::from_str(&text).map_err(|error| format!("bad statistics: {error}"))?;
         Ok(Outcome { stats, ..outcome })
@@ -138,19 +144,46 @@ pub fn farpage() -> Result<String, String> {
     path.into_os_string().into_string().map_err(|name| format!("{} is no UTF-8", name.display()))
 }
 
+/// Returns the children of all threads of a process.
+fn children_of(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children = threads.map(|thread| std::fs::read_to_string(thread.path().join("children")));
+    children
+        .flat_map(|line| {
+            line.unwrap_or_default().split(' ').filter_map(|child| child.parse().ok()).collect::<Vec<u32>>()
+        })
+        .collect()
+}
+
+/// Ends a child of this process and all of the child's descendants, by SIGKILL. The child isn't waited for
+/// yet.
+fn end_with_descendants(pid: u32) {
+    let mut all = vec![pid];
+    let mut at = 0;
+    while at < all.len() {
+        all.extend(children_of(all[at]));
+        at += 1;
+    }
+    for pid in all {
+        // SAFETY: the call takes no pointers. The number is that of a process which has just been seen below
+        // the child.
+        unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) };
+    }
+}
+
 /// Returns the largest memory that a process or one of its descendants has had so far, in bytes. The figure
 /// of wait4 can't be used, because it begins with the memory that this process had when it started the child.
 fn peak_of(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib: u64 = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0);
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    let children = children.split_whitespace().filter_map(|child| child.parse().ok());
-    children.map(peak_of).fold(kib * 1024, u64::max)
+    children_of(pid).into_iter().map(peak_of).fold(kib * 1024, u64::max)
 }
 
 /// Time between two calls of `watch`.
 const WATCH_EVERY: Duration = Duration::from_millis(20);
+/// Time that a program has for its end after SIGTERM. Then SIGKILL ends the program.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Makes the child die with this process. If a killed benchmark left its programs running, their cgroup and
 /// swap file could not be undone.
@@ -168,7 +201,15 @@ fn dies_with_us(command: &mut Command) {
 }
 
 /// Runs a program to its end.
-fn finish(mut command: Command, mut watch: impl FnMut() -> Result<(), String>) -> Result<Outcome, String> {
+fn finish(command: Command, watch: impl FnMut() -> Result<(), String>) -> Result<Outcome, String> {
+    finish_within(PATIENCE, command, watch)
+}
+
+fn finish_within(
+    patience: Duration,
+    mut command: Command,
+    mut watch: impl FnMut() -> Result<(), String>,
+) -> Result<Outcome, String> {
     dies_with_us(&mut command);
     let began = Instant::now();
     let mut child = command
@@ -184,7 +225,7 @@ fn finish(mut command: Command, mut watch: impl FnMut() -> Result<(), String>) -
     // SAFETY: zeros are a valid value of these counts.
     let mut used: libc::rusage = unsafe { std::mem::zeroed() };
     let mut status = 0;
-    let mut watched = Ok(());
+    let (mut watched, mut asked) = (Ok(()), None::<Instant>);
     let mut peak_bytes = 0;
     loop {
         let pid = child.id() as libc::pid_t;
@@ -193,12 +234,16 @@ fn finish(mut command: Command, mut watch: impl FnMut() -> Result<(), String>) -
         // this function's own variables.
         match unsafe { libc::wait4(pid, &raw mut status, libc::WNOHANG, &raw mut used) } {
             0 if watched.is_ok() => {
-                watched = watch();
+                watched = go_on().and_then(|()| watch());
                 if watched.is_err() {
+                    asked = Some(Instant::now());
                     // SAFETY: the call takes no pointers. The child isn't waited for yet, so its number is
                     // still its own. A supervisor passes the signal on.
                     unsafe { libc::kill(pid, libc::SIGTERM) };
                 }
+            }
+            0 if asked.is_some_and(|asked| asked.elapsed() >= patience) => {
+                end_with_descendants(child.id());
             }
             0 => {}
             -1 => {
@@ -225,4 +270,42 @@ fn finish(mut command: Command, mut watch: impl FnMut() -> Result<(), String>) -
         major_faults: used.ru_majflt as u64,
         peak_bytes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program that ignored SIGTERM kept the benchmark, and the machine's changed settings, for ever.
+    #[test]
+    fn program_that_ignores_the_end_is_killed_with_its_children() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap '' TERM; sh -c 'echo $$; while :; do sleep 0.1; done' & wait; wait"]);
+        let began = Instant::now();
+        let mut children = Vec::new();
+        let ended = finish_within(Duration::from_millis(50), command, || {
+            children = children_of(std::process::id()).into_iter().flat_map(children_of).collect();
+            if children.is_empty() { Ok(()) } else { Err("enough".to_owned()) }
+        });
+        assert_eq!(ended.unwrap_err(), "enough");
+        assert!(began.elapsed() < Duration::from_secs(60));
+        let is_gone = |pid: &u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.is_empty() || stat.contains(") Z ")
+        };
+        while !children.iter().all(is_gone) {
+            assert!(began.elapsed() < Duration::from_secs(60), "{children:?}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn children_of_every_thread_are_found() {
+        let mut child =
+            std::thread::spawn(|| Command::new("sleep").arg("60").spawn().unwrap()).join().unwrap();
+        let all = children_of(std::process::id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(all.contains(&child.id()), "{all:?}");
+    }
 }

@@ -8,11 +8,12 @@
 mod client;
 
 use crate::Effort;
-use crate::kernel::machine::{self, Machine, PAGE_CLUSTERS, Setting, go_on};
+use crate::kernel::machine::{self, Machine, PAGE_CLUSTERS, Setting};
 use crate::kernel::{is_killed, try_in_turns, unless_killed};
 use crate::live::{self, Outcome, Place};
 use crate::measure::{Random, Sample, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
+use crate::stop;
 use std::fmt::Write as _;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -225,10 +226,10 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
         return Err(format!("it has no such program; one is called `{}`", PROGRAMS[0].name));
     }
     programs.truncate(effort.pick(programs.len(), 1));
-    machine::hear_interrupts();
-    let directory = machine::directory();
+    let _hearing = stop::hear();
+    let (directory, temporary) = (machine::directory(), std::env::temp_dir());
     let mut machine = Machine::new(&directory, 4 * bytes, bytes)?;
-    let place = std::env::temp_dir().join(format!("farpage-programs-{}", std::process::id()));
+    let place = temporary.join(format!("farpage-programs-{}", std::process::id()));
     machine.has_directory(&place)?;
     fs::create_dir(&place).map_err(|error| format!("{} can't be made: {error}", place.display()))?;
     let mut contest = Contest { machine, place, directory, bytes, rounds: effort.pick(5, 1) };
@@ -407,7 +408,7 @@ impl Contest {
                 if let Some(ended) = client.take_if(|client| client.is_finished()) {
                     got = ended.join().map_err(|_| "its client has panicked".to_owned())??;
                 }
-                go_on()
+                Ok(())
             })?;
             if let Some(client) = client {
                 got = client.join().map_err(|_| "its client has panicked".to_owned())??;

@@ -3,7 +3,7 @@
 //!
 //! Each step is written to a journal before it is done. At the end, on an error and on Ctrl-C, the benchmark
 //! undoes the steps in reverse. After a sudden death the next run undoes them.
-// UNSAFETY: swapon, swapoff, and a signal handler.
+// UNSAFETY: swapon and swapoff are C functions.
 
 use crate::load::region::PAGE_BYTES;
 use std::ffi::CString;
@@ -12,7 +12,6 @@ use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 const JOURNAL: &str = "/run/farpage-bench-kernel";
 /// The journal is written here and then renamed, so that a journal is complete or absent.
@@ -28,28 +27,9 @@ pub const PAGE_CLUSTERS: [u32; 3] = [3, 0, 5];
 const PREFER: i32 = 0x8000;
 const PRIORITY_MAX: i32 = 0x7fff;
 
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn on_interrupt(_: i32) {
-    INTERRUPTED.store(true, Ordering::Relaxed);
-}
-
-/// Returns an error if a signal has asked the benchmark to end.
-pub fn go_on() -> Result<(), String> {
-    if INTERRUPTED.load(Ordering::Relaxed) { Err("interrupted".to_owned()) } else { Ok(()) }
-}
-
 /// Returns the directory to which the kernel and Farpage swap.
 pub fn directory() -> PathBuf {
     std::env::var_os("FARPAGE_SWAP_DIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
-}
-
-/// Makes Ctrl-C and similar signals set a flag instead of ending this process. [`go_on`] reads the flag.
-pub fn hear_interrupts() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
-        // SAFETY: the handler only stores a flag.
-        unsafe { libc::signal(signal, on_interrupt as *const () as libc::sighandler_t) };
-    }
 }
 
 fn cant(what: &str, path: &Path, error: impl std::fmt::Display) -> String {

@@ -16,7 +16,8 @@ use crate::live::{self, Outcome};
 use crate::load::touch;
 use crate::measure::{Sample, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
-use machine::{Machine, PAGE_CLUSTERS, Setting, go_on};
+use crate::stop::{self, go_on};
+use machine::{Machine, PAGE_CLUSTERS, Setting};
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
@@ -173,11 +174,11 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
         rounds: effort.pick(5, 1),
         bank_pages: effort.pick(touch::BANK_PAGES, 320),
     };
-    machine::hear_interrupts();
-    let directory = machine::directory();
+    let _hearing = stop::hear();
+    let (directory, temporary) = (machine::directory(), std::env::temp_dir());
     // The swap file holds everything, and the space that the kernel keeps free.
     let mut machine = Machine::new(&directory, 2 * size.bytes, size.ram)?;
-    let bank = std::env::temp_dir().join(format!("farpage-bank-{}", std::process::id()));
+    let bank = temporary.join(format!("farpage-bank-{}", std::process::id()));
     machine.has_file(&bank)?;
     contents::write_bank(&bank, size.bank_pages)?;
     let mut contest = Contest { size: &size, bank: &bank, directory: &directory, codecs: Vec::new() };
@@ -328,13 +329,12 @@ impl Contest<'_> {
         let words: Vec<&str> = load.iter().map(String::as_str).collect();
         let outcome = live::within(&machine.members(), &words, || {
             pool = pool.max(machine::pool_bytes());
-            go_on()
+            Ok(())
         })?;
         Ok(Run { outcome, pool, written: machine::pages_written().saturating_sub(before) })
     }
 
     fn farpage(&self, case: &Case, pool: u64) -> Result<Run, String> {
-        go_on()?;
         let ram = (self.size.ram + pool).to_string();
         let swap = self.directory.display().to_string();
         let mut options = vec!["--ram", &ram, "--swap", &swap, "--faults", "signal"];
@@ -350,7 +350,6 @@ impl Contest<'_> {
     }
 
     fn unlimited(&self, case: &Case) -> Result<Run, String> {
-        go_on()?;
         let load = self.load(case);
         let words: Vec<&str> = load.iter().map(String::as_str).collect();
         Ok(Run { outcome: live::alone(&words)?, pool: 0, written: 0 })

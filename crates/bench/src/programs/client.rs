@@ -2,8 +2,8 @@
 //! order of setting. The client sends as many commands at once as the clients of a busy program have in
 //! flight.
 
-use crate::kernel::machine::go_on;
 use crate::measure::Random;
+use crate::stop::go_on;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
