@@ -9,7 +9,6 @@
 //! so the reported rate is a lower bound.
 
 use crate::Effort;
-use crate::kernel::machine;
 use crate::live;
 use crate::load::region::PAGE_BYTES;
 use crate::measure::{Random, Sample, interleaved, ratio};
@@ -46,7 +45,7 @@ impl Drop for Files {
 pub fn run(effort: Effort) -> Result<Report, String> {
     let (ram, bytes) = (effort.pick(128, 32) * MIB, effort.pick(1024, 96) * MIB);
     let (seconds, rounds) = (effort.pick(4.0, 0.3), effort.pick(5, 1));
-    let (directory, temporary) = (machine::directory(), std::env::temp_dir());
+    let (directory, temporary) = (live::swap_directory()?, live::temporary()?);
     let name = format!("farpage-bench-device-{}", std::process::id());
     let files = Files { read: directory.join(&name), noise: temporary.join(name) };
     // Ctrl-C becomes an error, so that the files are removed then, too.

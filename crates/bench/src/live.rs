@@ -1,11 +1,12 @@
 //! Runs a load, or any program: under `farpage run` with its own statistics, within a cgroup, or without a
-//! budget.
+//! budget. No setting of the user's (`FARPAGE_...`) reaches a program.
 // UNSAFETY: wait4 is a C function, which reports what a child has used.
 
 use crate::stop::{self, go_on};
 use serde_json::Value;
+use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -108,7 +109,7 @@ pub fn run(
     // A signal becomes an error, so that the program ends and the statistics are removed.
     let _hearing = stop::hear();
     go_on()?;
-    let stats = std::env::temp_dir().join(format!("farpage-bench-{}.json", std::process::id()));
+    let stats = temporary()?.join(format!("farpage-bench-{}.json", std::process::id()));
     let mut command = match place {
         Place::Alone => Command::new(words[0]),
         Place::Within(members) => {
@@ -123,6 +124,7 @@ pub fn run(
         }
     };
     command.args(&words[1..]).current_dir(directory);
+    without_settings(&mut command, place, std::env::vars_os())?;
     if !matches!(place, Place::Under(_)) {
         return finish(command, watch);
     }
@@ -135,6 +137,58 @@ pub fn run(
     });
     let _ = std::fs::remove_file(&stats);
     outcome
+}
+
+/// Variables that say where things are. `farpage run` gets them, as absolute paths.
+const PATHS: [&str; 2] = ["FARPAGE_PRELOAD", "FARPAGE_SWAP_DIR"];
+
+/// Takes the user's settings of Farpage from a command. They would change one side of a comparison only.
+fn without_settings(
+    command: &mut Command,
+    place: Place<'_>,
+    variables: impl Iterator<Item = (OsString, OsString)>,
+) -> Result<(), String> {
+    for (name, value) in variables {
+        if !name.as_encoded_bytes().starts_with(b"FARPAGE_") {
+            continue;
+        }
+        let is_path = PATHS.iter().any(|path| name == *path) && !value.is_empty();
+        if is_path && matches!(place, Place::Under(_)) {
+            command.env(&name, absolute(Path::new(&value))?);
+        } else {
+            command.env_remove(&name);
+        }
+    }
+    Ok(())
+}
+
+/// Returns a path that is right in any current directory.
+fn absolute(path: &Path) -> Result<PathBuf, String> {
+    std::path::absolute(path).map_err(|error| format!("{} has no absolute path: {error}", path.display()))
+}
+
+/// Returns the directory of temporary files, as an absolute path.
+pub fn temporary() -> Result<PathBuf, String> {
+    let named = std::env::temp_dir();
+    let found = named.canonicalize();
+    found
+        .map_err(|error| format!("{}, the place of temporary files, can't be used: {error}", named.display()))
+}
+
+/// Returns the directory to which the kernel and Farpage swap, as an absolute path: `$FARPAGE_SWAP_DIR`, or
+/// /var/tmp.
+pub fn swap_directory() -> Result<PathBuf, String> {
+    swap_directory_of(std::env::var_os("FARPAGE_SWAP_DIR"))
+}
+
+fn swap_directory_of(named: Option<OsString>) -> Result<PathBuf, String> {
+    let named =
+        named.filter(|name| !name.is_empty()).map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
+    let wrong = |why: String| {
+        format!("{} can't be swapped to: {why}; FARPAGE_SWAP_DIR names a directory", named.display())
+    };
+    let path = named.canonicalize().map_err(|error| wrong(error.to_string()))?;
+    if path.is_dir() { Ok(path) } else { Err(wrong("it is no directory".to_owned())) }
 }
 
 /// Returns the path of this program, which is `farpage`.
@@ -275,6 +329,47 @@ fn finish_within(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
+
+    /// FARPAGE_CODEC and its like changed Farpage's side of a comparison. In `bench programs`, which runs
+    /// programs in another directory, a relative FARPAGE_PRELOAD named no file.
+    #[test]
+    fn settings_of_the_user_reach_no_program_and_paths_are_absolute() {
+        let variables = [
+            ("FARPAGE_CODEC", "lz4"),
+            ("FARPAGE_NO_DISK", "1"),
+            ("FARPAGE_PRELOAD", "target/lib.so"),
+            ("FARPAGE_SWAP_DIR", ""),
+            ("HOME", "/root"),
+        ];
+        let found = |place| -> BTreeMap<String, Option<String>> {
+            let mut command = Command::new("true");
+            let variables = variables.into_iter().map(|(name, value)| (name.into(), value.into()));
+            without_settings(&mut command, place, variables).unwrap();
+            let text = |text: &std::ffi::OsStr| text.to_str().unwrap().to_owned();
+            command.get_envs().map(|(name, value)| (text(name), value.map(text))).collect()
+        };
+        let removed = ["FARPAGE_CODEC", "FARPAGE_NO_DISK", "FARPAGE_PRELOAD", "FARPAGE_SWAP_DIR"];
+        let mut wanted: BTreeMap<String, Option<String>> =
+            removed.into_iter().map(|name| (name.to_owned(), None)).collect();
+        assert_eq!(found(Place::Alone), wanted);
+        assert_eq!(found(Place::Within(Path::new("/x"))), wanted);
+        let library = std::env::current_dir().unwrap().join("target/lib.so");
+        wanted.insert("FARPAGE_PRELOAD".to_owned(), library.to_str().map(str::to_owned));
+        assert_eq!(found(Place::Under(&[])), wanted);
+    }
+
+    /// Where FARPAGE_SWAP_DIR named nothing, `bench extents` measured /var/tmp instead, and said nothing.
+    #[test]
+    fn swap_directory_is_absolute_and_there() {
+        assert_eq!(swap_directory_of(Some("/".into())), Ok("/".into()));
+        assert_eq!(swap_directory_of(Some(".".into())), Ok(std::env::current_dir().unwrap()));
+        assert_eq!(swap_directory_of(Some("".into())), swap_directory_of(None), "empty is unset");
+        for wrong in ["/nonexistent/farpage", "/proc/self/maps"] {
+            let why = swap_directory_of(Some(wrong.into())).unwrap_err();
+            assert!(why.contains(wrong) && why.contains("FARPAGE_SWAP_DIR"), "{why}");
+        }
+    }
 
     /// A program that ignored SIGTERM kept the benchmark, and the machine's changed settings, for ever.
     #[test]

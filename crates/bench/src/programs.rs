@@ -227,7 +227,7 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     }
     programs.truncate(effort.pick(programs.len(), 1));
     let _hearing = stop::hear();
-    let (directory, temporary) = (machine::directory(), std::env::temp_dir());
+    let (directory, temporary) = (live::swap_directory()?, live::temporary()?);
     let mut machine = Machine::new(&directory, 4 * bytes, bytes)?;
     let place = temporary.join(format!("farpage-programs-{}", std::process::id()));
     machine.has_directory(&place)?;

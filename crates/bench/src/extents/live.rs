@@ -15,7 +15,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -83,7 +83,7 @@ pub struct Found {
 pub fn run(effort: Effort) -> Result<Found, String> {
     // Some more pieces than 20,000, because a few neighbours in the file are also neighbours on the disk.
     let (pieces, program, rounds) = effort.pick((20_500, 1024 * MIB, 5), (600, 96 * MIB, 2));
-    let directory = directory();
+    let directory = live::swap_directory()?;
     let failed = |error: io::Error| format!("a swap file can't be made in {}: {error}", directory.display());
     let (fragmented, bytes) = in_pieces(&directory, pieces).map_err(failed)?;
     let whole = in_one_piece(&directory, bytes).map_err(failed)?;
@@ -108,12 +108,6 @@ fn both<T>(rounds: usize, run: impl FnMut(usize) -> Result<T, String>) -> Result
     let mut next = || results.next().expect("two contestants have two results").into_iter().collect();
     let first: Result<Vec<T>, String> = next();
     Ok([first?, next()?])
-}
-
-/// Returns the directory of the files. `farpage run` finds its own by the same variable.
-fn directory() -> PathBuf {
-    let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_dir());
-    named("FARPAGE_SWAP_DIR").unwrap_or_else(|| "/var/tmp".into())
 }
 
 fn without_a_name(directory: &Path) -> io::Result<File> {

@@ -27,11 +27,6 @@ pub const PAGE_CLUSTERS: [u32; 3] = [3, 0, 5];
 const PREFER: i32 = 0x8000;
 const PRIORITY_MAX: i32 = 0x7fff;
 
-/// Returns the directory to which the kernel and Farpage swap.
-pub fn directory() -> PathBuf {
-    std::env::var_os("FARPAGE_SWAP_DIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
-}
-
 fn cant(what: &str, path: &Path, error: impl std::fmt::Display) -> String {
     format!("{} can't be {what}: {error}", path.display())
 }

@@ -175,7 +175,7 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
         bank_pages: effort.pick(touch::BANK_PAGES, 320),
     };
     let _hearing = stop::hear();
-    let (directory, temporary) = (machine::directory(), std::env::temp_dir());
+    let (directory, temporary) = (live::swap_directory()?, live::temporary()?);
     // The swap file holds everything, and the space that the kernel keeps free.
     let mut machine = Machine::new(&directory, 2 * size.bytes, size.ram)?;
     let bank = temporary.join(format!("farpage-bank-{}", std::process::id()));

@@ -16,7 +16,7 @@ pub(super) fn run(effort: Effort, report: &mut Report) -> Result<(), String> {
     // A third of each process's memory fits. Then 90 % of the area is in use.
     let ram_mib = process_mib / 3;
     let area_mib = processes * (process_mib - ram_mib) * 10 / 9;
-    let swap = format!("{}:{area_mib}M", std::env::temp_dir().display());
+    let swap = format!("{}:{area_mib}M", live::swap_directory()?.display());
     let mut failed = None;
     let outcomes = interleaved(rounds, POLICIES.len(), |who| {
         let (ram, bytes) = (format!("{ram_mib}M"), format!("{process_mib}M"));
