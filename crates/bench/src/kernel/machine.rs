@@ -3,14 +3,15 @@
 //!
 //! Each step is written to a journal before it is done. At the end, on an error and on Ctrl-C, the benchmark
 //! undoes the steps in reverse. After a sudden death the next run undoes them.
-// UNSAFETY: swapon and swapoff are C functions.
+// UNSAFETY: swapon, swapoff and the calls of pidfds are C functions.
 
 use crate::load::region::PAGE_BYTES;
 use std::ffi::CString;
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 const JOURNAL: &str = "/run/farpage-bench-kernel";
@@ -76,6 +77,23 @@ impl Step {
         })
     }
 
+    /// Checks that the step can be undone by its line, and takes away nothing that others have made.
+    fn check(&self) -> Result<(), String> {
+        let line = self.line();
+        let read: Vec<_> = line.lines().map(Step::of).collect();
+        match self {
+            _ if read != [Some(self.clone())] => {
+                Err(format!("the journal can't hold this line, by which it would be undone: {line:?}"))
+            }
+            Step::File(path) | Step::Directory(path) | Step::Group(path)
+                if path.symlink_metadata().is_ok() =>
+            {
+                Err(cant("made", path, "it is there already; remove it"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn undo(&self) -> Result<(), String> {
         match self {
             Step::Value(path, value) => fs::write(path, value).map_err(|error| cant("restored", path, error)),
@@ -107,10 +125,12 @@ fn swap_off(path: &Path) -> Result<(), String> {
     }
 }
 
-/// Removes a cgroup. The kernel takes a moment to see that the last process has gone, so removal is retried.
+/// Ends the members of a cgroup of the benchmark's own, and removes the cgroup. The kernel takes a moment to
+/// see that the last process has gone, so removal is retried.
 fn remove_group(path: &Path) -> Result<(), String> {
     let mut last = Ok(());
     for _ in 0..200 {
+        end_members(&path.join("cgroup.procs"));
         last = fs::remove_dir(path).map_err(|error| cant("removed", path, error));
         if last.is_ok() {
             break;
@@ -118,6 +138,49 @@ fn remove_group(path: &Path) -> Result<(), String> {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     last
+}
+
+/// Ends the processes of a list of members by SIGKILL. All of them are programs that a benchmark started, or
+/// children of such programs. A worker that outlives its program would keep the cgroup and its limit.
+fn end_members(list: &Path) {
+    let members = || -> Vec<libc::pid_t> {
+        let text = read(list).unwrap_or_default();
+        text.lines().filter_map(|pid| pid.parse().ok()).filter(|pid| *pid > 1).collect()
+    };
+    for pid in members() {
+        // SAFETY: the call takes no pointers.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;
+        if fd < 0 {
+            continue;
+        }
+        // SAFETY: the descriptor is new, and no other code has it.
+        let process = unsafe { OwnedFd::from_raw_fd(fd) };
+        // The number may have become another process's before the descriptor was there.
+        if members().contains(&pid) {
+            let no_info = std::ptr::null::<libc::siginfo_t>();
+            // SAFETY: the call takes no memory.
+            unsafe {
+                libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), libc::SIGKILL, no_info, 0)
+            };
+        }
+    }
+}
+
+/// Takes the lock that only one run has.
+fn locked(lock: &Path) -> Result<File, String> {
+    loop {
+        let file = File::create(lock).map_err(|error| cant("made", lock, error))?;
+        file.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => cant("locked", lock, "another run has it"),
+            TryLockError::Error(error) => cant("locked", lock, error),
+        })?;
+        // The run before may have removed the name after this run had opened the file. A third run would then
+        // lock a new file of that name.
+        let identity = |data: std::io::Result<fs::Metadata>| data.ok().map(|data| (data.dev(), data.ino()));
+        if identity(file.metadata()) == identity(fs::metadata(lock)) {
+            return Ok(file);
+        }
+    }
 }
 
 /// The steps that were done.
@@ -131,9 +194,7 @@ struct Journal {
 impl Journal {
     /// Takes the lock, and undoes the steps that an earlier run left when it died.
     fn new() -> Result<Journal, String> {
-        let lock = Path::new(LOCK);
-        let file = File::create(lock).map_err(|error| cant("made", lock, error))?;
-        file.try_lock().map_err(|error| cant("locked", lock, format!("{error}: another run has it")))?;
+        let file = locked(Path::new(LOCK))?;
         let left = fs::read_to_string(JOURNAL).unwrap_or_default();
         let mut journal = Journal { steps: left.lines().filter_map(Step::of).collect(), _lock: file };
         journal
@@ -151,6 +212,7 @@ impl Journal {
 
     /// Adds a step to the journal. Must be called before the step is done.
     fn note(&mut self, step: Step) -> Result<(), String> {
+        step.check()?;
         self.steps.push(step);
         self.write()
     }
@@ -179,10 +241,17 @@ impl Journal {
 
 /// Undoes the steps, the last step first. Steps that can't be undone are left.
 fn undo_all(steps: &mut Vec<Step>) -> Result<(), String> {
+    undo_each(steps, Step::undo)
+}
+
+fn undo_each(steps: &mut Vec<Step>, undo: impl Fn(&Step) -> Result<(), String>) -> Result<(), String> {
     let mut undone = Ok(());
     let mut left = Vec::new();
     while let Some(step) = steps.pop() {
-        if let Err(why) = step.undo() {
+        // The kernel goes on swapping to a file without a name, and swapoff takes a name.
+        let is_in_use = matches!(&step, Step::File(path) if left.contains(&Step::Swap(path.clone())));
+        let done = if is_in_use { Err("a file is still swapped to".to_owned()) } else { undo(&step) };
+        if let Err(why) = done {
             undone = undone.and(Err(why));
             left.insert(0, step);
         }
@@ -349,6 +418,7 @@ fn undo_before_a_panic_ends_this() {
         if undo_all(&mut left.lines().filter_map(Step::of).collect()).is_ok() {
             let _ = fs::remove_file(JOURNAL);
         }
+        let _ = fs::remove_file(LOCK);
     }));
 }
 
@@ -431,5 +501,65 @@ mod tests {
         let mut steps = vec![value("first"), Step::File(gone()), value("second"), Step::Swap(gone())];
         assert!(undo_all(&mut steps).is_err());
         assert_eq!(steps, [value("first"), value("second")]);
+    }
+
+    /// The name was removed before swapoff was tried again, which then had no file to name.
+    #[test]
+    fn file_that_is_still_swapped_to_keeps_its_name() {
+        let path = || PathBuf::from("/var/tmp/swap");
+        let mut steps = vec![Step::File(path()), Step::Swap(path()), Step::Directory(path())];
+        let no_memory = |step: &Step| match step {
+            Step::Swap(_) => Err("no memory".to_owned()),
+            _ => Ok(()),
+        };
+        assert_eq!(undo_each(&mut steps, no_memory), Err("no memory".to_owned()));
+        assert_eq!(steps, [Step::File(path()), Step::Swap(path())]);
+        assert_eq!(undo_each(&mut steps, |_| Ok(())), Ok(()));
+        assert_eq!(steps, []);
+    }
+
+    /// Undoing removed a directory that another program had made.
+    #[test]
+    fn what_is_there_already_or_has_a_name_that_no_line_holds_is_not_noted() {
+        let there = std::env::temp_dir();
+        for step in [Step::File(there.clone()), Step::Directory(there.clone()), Step::Group(there)] {
+            assert!(step.check().unwrap_err().contains("already"), "{step:?}");
+        }
+        for name in ["/var/tmp/a\tb", "/var/tmp/a\nfile\t/etc/passwd"] {
+            assert!(Step::Swap(name.into()).check().is_err(), "{name:?}");
+        }
+        let odd: &std::ffi::OsStr = OsStrExt::from_bytes(b"/var/tmp/\xff");
+        assert!(Step::Swap(odd.into()).check().is_err());
+        assert_eq!(Step::Swap("/var/tmp/swap file".into()).check(), Ok(()));
+    }
+
+    /// Workers of a program that was killed kept the cgroup.
+    #[test]
+    fn members_are_ended_and_nobody_else() {
+        let sleep = || std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (mut member, mut other) = (sleep(), sleep());
+        let list = std::env::temp_dir().join(format!("farpage-members-{}", std::process::id()));
+        fs::write(&list, format!("0\n1\n{}\n", member.id())).unwrap();
+        end_members(&list);
+        fs::remove_file(&list).unwrap();
+        let ended = member.wait().unwrap();
+        let others = other.try_wait().unwrap();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        let signal = std::os::unix::process::ExitStatusExt::signal(&ended);
+        assert_eq!((signal, others), (Some(libc::SIGKILL), None));
+    }
+
+    #[test]
+    fn only_one_run_has_the_lock_and_a_removed_lock_is_none() {
+        let path = std::env::temp_dir().join(format!("farpage-lock-{}", std::process::id()));
+        let first = locked(&path).unwrap();
+        assert!(locked(&path).unwrap_err().contains("another run has it"));
+        fs::remove_file(&path).unwrap();
+        let second = locked(&path).unwrap();
+        drop(first);
+        assert!(locked(&path).is_err());
+        fs::remove_file(&path).unwrap();
+        drop(second);
     }
 }
