@@ -8,8 +8,8 @@
 mod client;
 
 use crate::Effort;
-use crate::kernel::machine::{self, Machine, PAGE_CLUSTERS, Setting};
-use crate::kernel::{is_killed, try_in_turns, unless_killed};
+use crate::kernel::machine::{self, Machine, PAGE_CLUSTERS, PoolPeak, Setting};
+use crate::kernel::{Failed, tell, try_in_turns, unless_killed};
 use crate::live::{self, Outcome, Place};
 use crate::measure::{Random, Sample, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
@@ -236,11 +236,11 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     let (mut measured, mut missing, mut killed) = (Vec::new(), Vec::new(), Vec::new());
     for program in programs {
         if is_installed(program.needs) {
-            eprintln!("farpage: bench programs: {}", program.name);
+            tell(&format!("bench programs: {}", program.name));
             match contest.measure(program) {
                 Ok(one) => measured.push(one),
-                Err(why) if is_killed(&why) => killed.push(format!("{}: {why}", program.name)),
-                Err(why) => return Err(format!("{}: {why}", program.name)),
+                Err(Failed::Killed(why)) => killed.push(format!("{}: {why}", program.name)),
+                Err(Failed::Otherwise(why)) => return Err(format!("{}: {why}", program.name)),
             }
         } else {
             missing.push(program.needs);
@@ -269,7 +269,7 @@ struct Contest {
 
 impl Contest {
     /// Measures a program with the least memory with which the kernel can run it at all.
-    fn measure(&mut self, program: &Program) -> Result<Measured, String> {
+    fn measure(&mut self, program: &Program) -> Result<Measured, Failed> {
         (program.prepare)(&self.place, self.bytes).map_err(|error| format!("its files: {error}"))?;
         let (first, result) = self.once(program, Place::Alone)?;
         let peak = first.peak_bytes * program.processes;
@@ -280,12 +280,12 @@ impl Contest {
             let ram = peak * tenths / 10 / MIB * MIB;
             match self.measure_within(program, ram, &result, &mut unlimited) {
                 Ok(one) => return Ok(Measured { killed_with, ..one }),
-                Err(why) if is_killed(&why) => failed = why,
-                Err(why) => return Err(why),
+                Err(Failed::Killed(why)) => failed = why,
+                Err(failed) => return Err(failed),
             }
             killed_with.push(ram);
         }
-        Err(failed)
+        Err(Failed::Killed(failed))
     }
 
     fn measure_within(
@@ -294,7 +294,7 @@ impl Contest {
         ram: u64,
         result: &str,
         unlimited: &mut Vec<Run>,
-    ) -> Result<Measured, String> {
+    ) -> Result<Measured, Failed> {
         self.machine.limits_to(ram)?;
         let setting = self.best_setting(program, result)?;
         let mut measured = Measured {
@@ -327,7 +327,7 @@ impl Contest {
     /// tried without readahead first. Then the best of these, and no zswap, are tried with each readahead
     /// window. Codecs come first because windows take memory: with windows the kernel kills redis in some
     /// runs, whatever the codec.
-    fn best_setting(&mut self, program: &Program, result: &str) -> Result<Setting, String> {
+    fn best_setting(&mut self, program: &Program, result: &str) -> Result<Setting, Failed> {
         let codecs = self.machine.codecs().into_iter().map(Some).chain([None]);
         let without_readahead = codecs.map(|codec| Setting { codec, page_cluster: 0 });
         let (least, best) = self.best_of(program, without_readahead.collect(), result)?;
@@ -336,10 +336,11 @@ impl Contest {
             let windows = PAGE_CLUSTERS.into_iter().filter(|page_cluster| *page_cluster > 0);
             windows.map(move |page_cluster| Setting { codec: codec.clone(), page_cluster })
         });
-        Ok(match self.best_of(program, rest.collect(), result) {
-            Ok((seconds, other)) if seconds < least => other,
-            _ => best,
-        })
+        match self.best_of(program, rest.collect(), result) {
+            Ok((seconds, other)) if seconds < least => Ok(other),
+            Ok(_) | Err(Failed::Killed(_)) => Ok(best),
+            Err(failed) => Err(failed),
+        }
     }
 
     fn best_of(
@@ -347,28 +348,27 @@ impl Contest {
         program: &Program,
         settings: Vec<Setting>,
         result: &str,
-    ) -> Result<(f64, Setting), String> {
+    ) -> Result<(f64, Setting), Failed> {
         let tried = try_in_turns(settings, self.rounds, |setting| {
             self.kernel(program, setting, result).map(|run| run.seconds().recip())
         })?;
         let fastest = tried.into_iter().max_by(|(_, one), (_, other)| one.total_cmp(other));
-        fastest.map(|(setting, speed)| (speed.recip(), setting)).ok_or_else(|| "nothing to try".to_owned())
+        fastest
+            .map(|(setting, speed)| (speed.recip(), setting))
+            .ok_or_else(|| "nothing to try".to_owned().into())
     }
 
-    fn kernel(&mut self, program: &Program, setting: &Setting, result: &str) -> Result<Run, String> {
+    fn kernel(&mut self, program: &Program, setting: &Setting, result: &str) -> Result<Run, Failed> {
         self.machine.swaps_as(setting)?;
-        let (before, killed) = (machine::pages_written(), machine::killed());
-        let mut pool = 0;
+        let (before, killed) = (machine::pages_written(), self.machine.killed());
+        let mut pool = PoolPeak::begin();
         let members = self.machine.members();
-        let found = self.watched(program, Place::Within(&members), || pool = pool.max(machine::pool_bytes()));
+        let found = self.watched(program, Place::Within(&members), || pool.look());
         let written = machine::pages_written().saturating_sub(before);
-        if machine::killed() > killed {
-            return Err(format!(
-                "{}: a process of it was ended by SIGKILL: the kernel found no memory",
-                program.name
-            ));
+        if self.machine.killed() > killed {
+            return Err(Failed::Killed("the kernel found no memory, and killed a process of it".to_owned()));
         }
-        Ok(Run { outcome: same(found?, result)?, pool, written })
+        Ok(Run { outcome: same(found?, result)?, pool: pool.bytes(), written })
     }
 
     fn farpage(&self, program: &Program, ram: u64, result: &str) -> Result<Run, String> {

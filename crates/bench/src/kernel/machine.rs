@@ -351,9 +351,14 @@ impl Machine {
         self.journal.note(Step::Directory(path.to_owned()))
     }
 
-    /// Whether the cgroup's limit includes zswap's pool.
-    pub const fn pool_is_within(&self) -> bool {
-        self.is_v2
+    /// Whether the cgroup's limit includes zswap's pool, as with version 2 of cgroups since Linux 5.19.
+    pub fn pool_is_within(&self) -> bool {
+        self.is_v2 && self.group.join("memory.zswap.current").exists()
+    }
+
+    /// Returns the number of the cgroup's processes that the kernel has killed so far for lack of memory.
+    pub fn killed(&self) -> u64 {
+        killed_in(&self.group).unwrap_or_else(killed)
     }
 
     /// Returns the file in which a process enters its number to join the cgroup.
@@ -403,7 +408,7 @@ fn limit(group: &Path, is_v2: bool, ram_bytes: u64) -> Result<(), String> {
 impl Drop for Machine {
     fn drop(&mut self) {
         if let Err(why) = self.journal.undo() {
-            eprintln!("farpage: {why}; the next `farpage bench kernel` or `programs` tries again");
+            super::tell(&format!("{why}; the next `farpage bench kernel` or `programs` tries again"));
         }
         let _ = fs::remove_file(LOCK);
     }
@@ -422,8 +427,35 @@ fn undo_before_a_panic_ends_this() {
     }));
 }
 
+/// The most that one run has in zswap's pool. What other programs had there before the run isn't the run's.
+pub struct PoolPeak {
+    before: u64,
+    bytes: u64,
+}
+
+impl PoolPeak {
+    /// Begins to watch the pool.
+    pub fn begin() -> PoolPeak {
+        PoolPeak { before: pool_bytes(), bytes: 0 }
+    }
+
+    /// Looks at the pool.
+    pub fn look(&mut self) {
+        self.see(pool_bytes());
+    }
+
+    fn see(&mut self, bytes: u64) {
+        self.bytes = self.bytes.max(bytes.saturating_sub(self.before));
+    }
+
+    /// Returns the peak in bytes.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
 /// Returns the bytes in zswap's pool.
-pub fn pool_bytes() -> u64 {
+fn pool_bytes() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Zswap:"));
     line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
@@ -434,6 +466,12 @@ pub fn pages_written() -> u64 {
     counted("pswpout")
 }
 
+/// Returns a cgroup's count of killed processes. Version 2 of cgroups has another file than version 1.
+fn killed_in(group: &Path) -> Option<u64> {
+    let files = ["memory.events", "memory.oom_control"].map(|name| fs::read_to_string(group.join(name)));
+    files.into_iter().flatten().find_map(|text| count_in(&text, "oom_kill"))
+}
+
 /// Returns the number of processes that the kernel has killed so far for lack of memory, in a cgroup or
 /// globally.
 pub fn killed() -> u64 {
@@ -441,9 +479,12 @@ pub fn killed() -> u64 {
 }
 
 fn counted(event: &str) -> u64 {
-    let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    count_in(&fs::read_to_string("/proc/vmstat").unwrap_or_default(), event).unwrap_or(0)
+}
+
+fn count_in(text: &str, event: &str) -> Option<u64> {
     let mut words = text.lines().filter_map(|line| line.split_once(' '));
-    words.find_map(|(name, count)| (name == event).then(|| count.parse().ok())?).unwrap_or(0)
+    words.find_map(|(name, count)| (name == event).then(|| count.parse().ok())?)
 }
 
 /// Makes a file as mkswap would, with a header of version 1.
@@ -501,6 +542,27 @@ mod tests {
         let mut steps = vec![value("first"), Step::File(gone()), value("second"), Step::Swap(gone())];
         assert!(undo_all(&mut steps).is_err());
         assert_eq!(steps, [value("first"), value("second")]);
+    }
+
+    /// Pages that other programs had in the pool gave Farpage as much memory more.
+    #[test]
+    fn pool_of_a_run_begins_at_what_was_there_before() {
+        let mut peak = PoolPeak { before: 100, bytes: 0 };
+        [90, 130, 110].into_iter().for_each(|bytes| peak.see(bytes));
+        assert_eq!(peak.bytes(), 30);
+    }
+
+    /// A kill anywhere on the machine counted as one of the benchmark's program.
+    #[test]
+    fn kills_are_those_of_the_cgroup_in_both_versions() {
+        let group = std::env::temp_dir().join(format!("farpage-kills-{}", std::process::id()));
+        fs::create_dir(&group).unwrap();
+        assert_eq!(killed_in(&group), None);
+        fs::write(group.join("memory.oom_control"), "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n").unwrap();
+        assert_eq!(killed_in(&group), Some(3));
+        fs::write(group.join("memory.events"), "oom 9\noom_kill 2\noom_group_kill 0\n").unwrap();
+        assert_eq!(killed_in(&group), Some(2));
+        fs::remove_dir_all(&group).unwrap();
     }
 
     /// The name was removed before swapoff was tried again, which then had no file to name.

@@ -17,7 +17,8 @@ use crate::load::touch;
 use crate::measure::{Sample, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
 use crate::stop::{self, go_on};
-use machine::{Machine, PAGE_CLUSTERS, Setting};
+use machine::{Machine, PAGE_CLUSTERS, PoolPeak, Setting};
+use std::io::Write;
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
@@ -182,15 +183,15 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     machine.has_file(&bank)?;
     contents::write_bank(&bank, size.bank_pages)?;
     let mut contest = Contest { size: &size, bank: &bank, directory: &directory, codecs: Vec::new() };
-    contest.codecs = contest.compare_codecs(&mut machine, first)?;
+    contest.codecs = contest.compare_codecs(&mut machine, first).map_err(Failed::why)?;
     let (mut measured, mut failed) = (Vec::new(), Vec::new());
     for case in cases {
         let title = case.title();
-        eprintln!("farpage: bench kernel: {title}");
+        tell(&format!("bench kernel: {title}"));
         match contest.measure(&mut machine, case) {
             Ok(one) => measured.push(one),
-            Err(why) if is_killed(&why) => failed.push(format!("{title}: {why}")),
-            Err(why) => return Err(format!("{title}: {why}")),
+            Err(Failed::Killed(why)) => failed.push(format!("{title}: {why}")),
+            Err(Failed::Otherwise(why)) => return Err(format!("{title}: {why}")),
         }
         go_on()?;
     }
@@ -208,15 +209,20 @@ const TRIALS: usize = 3;
 /// Ratio of speeds beyond which a slower setting isn't tried again.
 const HOPELESS: f64 = 4.0;
 
+/// Says what the benchmark is at. A reader that is gone is no error: the figures are worth more.
+pub(crate) fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr(), "farpage: {text}");
+}
+
 /// Returns the settings with the speed that `run` finds for each: the median of up to three runs in turns. A
 /// single run isn't enough, because in some loads a bad moment halves the kernel's speed or worse. A setting
-/// with which the kernel only fails is left out. A setting that is far slower than the fastest one isn't
-/// tried again.
+/// with which the kernel only kills the program is left out. A setting that is far slower than the fastest
+/// one isn't tried again.
 pub(crate) fn try_in_turns(
     settings: Vec<Setting>,
     rounds: usize,
-    mut run: impl FnMut(&Setting) -> Result<f64, String>,
-) -> Result<Vec<(Setting, f64)>, String> {
+    mut run: impl FnMut(&Setting) -> Result<f64, Failed>,
+) -> Result<Vec<(Setting, f64)>, Failed> {
     let mut tried: Vec<(Setting, Vec<f64>)> = settings.into_iter().map(|setting| (setting, vec![])).collect();
     let mut failed = String::new();
     for _ in 0..TRIALS.min(rounds) {
@@ -227,18 +233,17 @@ pub(crate) fn try_in_turns(
             }
             match run(setting) {
                 Ok(speed) if speed.is_finite() => speeds.push(speed),
-                Ok(_) => return Err(format!("{setting}: the load has no speed")),
+                Ok(_) => return Err(Failed::Otherwise(format!("{setting}: the load has no speed"))),
                 // With large windows and little memory, the kernel may find no memory and kill the program.
-                Err(why) => {
-                    let why_in_short = if is_killed(&why) { "the kernel killed it" } else { &why };
-                    eprintln!("farpage:   {setting}: {why_in_short}");
+                Err(Failed::Killed(why)) => {
+                    tell(&format!("  {setting}: the kernel killed it"));
                     failed = why;
                 }
+                Err(failed) => return Err(failed),
             }
-            go_on()?;
         }
         if tried.iter().all(|(_, speeds)| speeds.is_empty()) {
-            return Err(failed);
+            return Err(Failed::Killed(failed));
         }
     }
     tried.retain(|(_, speeds)| !speeds.is_empty());
@@ -254,11 +259,11 @@ struct Contest<'a> {
 }
 
 impl Contest<'_> {
-    fn compare_codecs(&self, machine: &mut Machine, case: &Case) -> Result<Vec<(String, f64)>, String> {
+    fn compare_codecs(&self, machine: &mut Machine, case: &Case) -> Result<Vec<(String, f64)>, Failed> {
         let setting = |codec: &String| Setting { codec: Some(codec.clone()), page_cluster: 0 };
         let settings: Vec<Setting> = machine.codecs().iter().map(setting).collect();
         if settings.is_empty() {
-            return Err("this kernel has no codec for zswap".to_owned());
+            return Err("this kernel has no codec for zswap".to_owned().into());
         }
         let tried = self.try_each(machine, case, settings)?;
         Ok(tried.into_iter().filter_map(|(setting, rate)| Some((setting.codec?, rate))).collect())
@@ -270,7 +275,7 @@ impl Contest<'_> {
         machine: &mut Machine,
         case: &Case,
         settings: Vec<Setting>,
-    ) -> Result<Vec<(Setting, f64)>, String> {
+    ) -> Result<Vec<(Setting, f64)>, Failed> {
         let part = case.choosing_part();
         let rate = |setting: &Setting| self.kernel(machine, case, setting).map(|run| run.rate(part));
         let mut all = try_in_turns(settings, self.size.rounds, rate)?;
@@ -278,7 +283,7 @@ impl Contest<'_> {
         Ok(all)
     }
 
-    fn measure(&self, machine: &mut Machine, case: Case) -> Result<Measured, String> {
+    fn measure(&self, machine: &mut Machine, case: Case) -> Result<Measured, Failed> {
         let setting = self.best_setting(machine, &case)?;
         let mut measured =
             Measured { case, setting, kernel: vec![], farpage: vec![], unlimited: vec![], killed: 0 };
@@ -301,9 +306,11 @@ impl Contest<'_> {
     }
 
     /// Returns the setting with which the kernel does this load best.
-    fn best_setting(&self, machine: &mut Machine, case: &Case) -> Result<Setting, String> {
+    fn best_setting(&self, machine: &mut Machine, case: &Case) -> Result<Setting, Failed> {
         let codec = match case.tier {
-            Tier::Pool => Some(self.codecs.first().ok_or("this kernel has no zswap")?.0.clone()),
+            Tier::Pool => {
+                Some(self.codecs.first().ok_or_else(|| "this kernel has no zswap".to_owned())?.0.clone())
+            }
             Tier::Disk => None,
         };
         let settings = PAGE_CLUSTERS.map(|page_cluster| Setting { codec: codec.clone(), page_cluster });
@@ -322,16 +329,20 @@ impl Contest<'_> {
         words
     }
 
-    fn kernel(&self, machine: &mut Machine, case: &Case, setting: &Setting) -> Result<Run, String> {
+    fn kernel(&self, machine: &mut Machine, case: &Case, setting: &Setting) -> Result<Run, Failed> {
         machine.swaps_as(setting)?;
-        let (before, mut pool) = (machine::pages_written(), 0);
+        let (before, killed, mut pool) = (machine::pages_written(), machine.killed(), PoolPeak::begin());
         let load = self.load(case);
         let words: Vec<&str> = load.iter().map(String::as_str).collect();
-        let outcome = live::within(&machine.members(), &words, || {
-            pool = pool.max(machine::pool_bytes());
+        let found = live::within(&machine.members(), &words, || {
+            pool.look();
             Ok(())
-        })?;
-        Ok(Run { outcome, pool, written: machine::pages_written().saturating_sub(before) })
+        });
+        let written = machine::pages_written().saturating_sub(before);
+        if machine.killed() > killed {
+            return Err(Failed::Killed("the kernel found no memory, and killed the program".to_owned()));
+        }
+        Ok(Run { outcome: found?, pool: pool.bytes(), written })
     }
 
     fn farpage(&self, case: &Case, pool: u64) -> Result<Run, String> {
@@ -356,20 +367,38 @@ impl Contest<'_> {
     }
 }
 
-/// Whether a program was killed: by the kernel, which found no memory for it.
-pub fn is_killed(why: &str) -> bool {
-    why.contains("SIGKILL")
+/// Why a run gave no figures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failed {
+    /// The kernel's side: the kernel found no memory for the program, and killed it.
+    Killed(String),
+    /// Anything else, as an end of Farpage's side. The benchmark ends.
+    Otherwise(String),
+}
+
+impl Failed {
+    /// Returns the reason.
+    pub fn why(self) -> String {
+        match self {
+            Failed::Killed(why) | Failed::Otherwise(why) => why,
+        }
+    }
+}
+
+impl From<String> for Failed {
+    fn from(why: String) -> Failed {
+        Failed::Otherwise(why)
+    }
 }
 
 /// Repeats a run that the kernel ends because it finds no memory, at most `KILLED_MAX` times in all.
-pub fn unless_killed<T>(killed: &mut usize, mut run: impl FnMut() -> Result<T, String>) -> Result<T, String> {
+pub fn unless_killed<T>(killed: &mut usize, mut run: impl FnMut() -> Result<T, Failed>) -> Result<T, Failed> {
     const KILLED_MAX: usize = 10;
     loop {
         match run() {
-            Err(why) if is_killed(&why) && *killed < KILLED_MAX => *killed += 1,
+            Err(Failed::Killed(_)) if *killed < KILLED_MAX => *killed += 1,
             done => return done,
         }
-        go_on()?;
     }
 }
 
@@ -562,7 +591,7 @@ mod tests {
     fn speed_that_is_no_number_is_an_error() {
         let settings = [3, 0].map(|page_cluster| Setting { codec: None, page_cluster });
         let found = try_in_turns(settings.to_vec(), 1, |_| Ok(f64::NAN));
-        assert!(found.unwrap_err().contains("no speed"), "a speed that wasn't measured");
+        assert!(found.unwrap_err().why().contains("no speed"), "a speed that wasn't measured");
     }
 
     /// Deflate was once taken for the best codec, because each other codec had a bad moment.
@@ -581,7 +610,7 @@ mod tests {
         let all = try_in_turns((0..5).map(setting).collect(), 5, |setting| {
             let at = setting.page_cluster as usize;
             runs[at] += 1;
-            found[at][runs[at] - 1].ok_or_else(|| "killed".to_owned())
+            found[at][runs[at] - 1].ok_or_else(|| Failed::Killed("killed".to_owned()))
         });
         let medians = [(0, 10.0), (1, 9.0), (2, 2.0), (3, 4.5)].map(|(at, speed)| (setting(at), speed));
         assert_eq!((all.unwrap(), runs), (medians.to_vec(), [3, 3, 1, 3, 3]));
@@ -593,8 +622,39 @@ mod tests {
         let mut runs = 0;
         let all = try_in_turns(settings.to_vec(), 5, |_| {
             runs += 1;
-            Err("killed".to_owned())
+            Err(Failed::Killed("killed".to_owned()))
         });
-        assert_eq!((all, runs), (Err("killed".to_owned()), 2));
+        assert_eq!((all, runs), (Err(Failed::Killed("killed".to_owned())), 2));
+    }
+
+    /// A wrong byte under one setting was taken for a setting with which the kernel doesn't do.
+    #[test]
+    fn failure_that_is_no_kill_ends_the_trials() {
+        let settings = [0, 3].map(|page_cluster| Setting { codec: None, page_cluster });
+        let mut runs = 0;
+        let wrong = Failed::Otherwise("page 7 is wrong".to_owned());
+        let all = try_in_turns(settings.to_vec(), 5, |_| {
+            runs += 1;
+            Err(wrong.clone())
+        });
+        assert_eq!((all, runs), (Err(wrong), 1));
+    }
+
+    #[test]
+    fn only_kills_are_made_again_and_not_for_ever() {
+        let (mut killed, mut runs) = (0, 0);
+        let mut after = |last: Result<(), Failed>, kills| {
+            runs = 0;
+            unless_killed(&mut killed, || {
+                runs += 1;
+                if runs <= kills { Err(Failed::Killed("SIGKILL".to_owned())) } else { last.clone() }
+            })
+        };
+        assert_eq!(after(Ok(()), 3), Ok(()));
+        // Farpage's program may have ended by SIGKILL, too.
+        let ours = Failed::Otherwise("ended with signal: 9 (SIGKILL)".to_owned());
+        assert_eq!(after(Err(ours.clone()), 0), Err(ours));
+        assert!(matches!(after(Ok(()), 100), Err(Failed::Killed(_))));
+        assert_eq!((killed, runs), (10, 8));
     }
 }
