@@ -11,7 +11,7 @@
 use crate::Effort;
 use crate::live;
 use crate::load::region::PAGE_BYTES;
-use crate::measure::{Random, Sample, interleaved, ratio};
+use crate::measure::{Random, Sample, interleaved_until_failure, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
 use crate::stop;
 use serde_json::Value;
@@ -57,28 +57,27 @@ pub fn run(effort: Effort) -> Result<Report, String> {
     let alike = before.and_then(|before| Reads::of(&directory)?.since(&before));
     let own = alike.as_ref().ok().map(|(block, depth)| (block.as_str(), depth.as_str()));
     let ways: Vec<(&str, &str)> = own.into_iter().chain(FIO).collect();
-    let mut outcomes = interleaved(rounds, ways.len() + 1, |who| {
+    let (mut fio, failed) = interleaved_until_failure(rounds, ways.len() + 1, |who| {
         stop::go_on()?;
         match ways.get(who) {
             Some((block, depth)) => fio(&files.read, bytes, seconds, block, depth),
             None => farpage(&files.noise, &directory, ram, bytes, seconds),
         }
-    })
-    .into_iter()
-    .map(|rates| rates.into_iter().collect::<Result<Vec<f64>, String>>());
-    let fio = outcomes.by_ref().take(ways.len()).collect::<Result<Vec<_>, String>>()?;
-    let ours = outcomes.next().ok_or("no run of ours")??;
+    })?;
+    let ours = fio.pop().ok_or("no run of ours")?;
+    let rounds = ours.len();
     // The best of each round, because the disk is shared and the speed of rounds varies.
     let best: Vec<f64> =
         (0..rounds).map(|round| fio.iter().map(|rates| rates[round]).fold(0.0, f64::max)).collect();
-    Ok(report(
+    let report = report(
         &ways,
         &alike,
         &fio,
         &ours,
         &best,
         &format!("{} MiB of {} MiB, {rounds} rounds of {seconds} s", ram / MIB, bytes / MIB),
-    ))
+    );
+    Ok(Report { failed, ..report })
 }
 
 fn report(

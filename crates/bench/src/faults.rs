@@ -10,7 +10,7 @@
 
 use crate::Effort;
 use crate::live::{self, Outcome};
-use crate::measure::{Sample, interleaved, ratio};
+use crate::measure::{Sample, interleaved_until_failure, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
 
 /// The modes, as `--faults` names them.
@@ -43,32 +43,28 @@ pub fn run(effort: Effort) -> Result<Report, String> {
             let load = ["random-pool", "--bytes", bytes, "--seconds", seconds, "--write-percent", "20"];
             live::under(&options, &[&load[..], &["--threads", threads]].concat())
         };
-        let outcomes: Result<Vec<Vec<Outcome>>, String> =
-            interleaved(rounds, MODES.len(), one).into_iter().map(|all| all.into_iter().collect()).collect();
-        let outcomes = outcomes?;
-        let rates = |mode: usize| -> Vec<f64> {
-            outcomes[mode].iter().map(|outcome| outcome.number("touches_per_second")).collect()
+        let (outcomes, failed) = match interleaved_until_failure(rounds, MODES.len(), one) {
+            Ok(found) => found,
+            Err(why) if table.rows.is_empty() => return Err(why),
+            Err(why) => {
+                report.failed = Some(why);
+                break;
+            }
         };
-        for (mode, name) in MODES.iter().enumerate() {
-            let first = sum(&outcomes[mode], &["fault_first"]);
-            let all = sum(&outcomes[mode], &["fault_first", "fault_parked", "fault_pool", "fault_write"]);
-            let wall: f64 = outcomes[mode].iter().map(|outcome| outcome.wall.as_secs_f64()).sum();
-            series[mode].1.push(Sample::of(&rates(mode)).median);
-            table.row(vec![
-                threads.into(),
-                (*name).into(),
-                Sample::of(&rates(mode)).into(),
-                if mode == 0 { Cell::Nothing } else { ratio(&rates(mode), &rates(0)).into() },
-                (all / wall).into(),
-                (100.0 * first / all).into(),
-            ]);
+        add_rows(&mut table, threads, &outcomes);
+        for (mode, series) in series.iter_mut().enumerate() {
+            series.1.push(Sample::of(&rates(&outcomes[mode])).median);
         }
         if threads == "1" {
             report.targets.push(Target::at_least(
                 "random touches served from the pool, one thread, signal to thread mode",
                 WANTED,
-                ratio(&rates(1), &rates(0)).median,
+                ratio(&rates(&outcomes[1]), &rates(&outcomes[0])).median,
             ));
+        }
+        report.failed = failed;
+        if report.failed.is_some() {
+            break;
         }
     }
     report.tables.push(table);
@@ -79,10 +75,32 @@ pub fn run(effort: Effort) -> Result<Report, String> {
     report.charts.push(Chart {
         title: "Random touches, served from the pool".to_owned(),
         unit: "touches/s".to_owned(),
-        groups: THREADS.iter().map(|threads| format!("{threads} threads")).collect(),
+        groups: THREADS[..series[0].1.len()].iter().map(|threads| format!("{threads} threads")).collect(),
         series: series.into(),
     });
     Ok(report)
+}
+
+fn rates(outcomes: &[Outcome]) -> Vec<f64> {
+    outcomes.iter().map(|outcome| outcome.number("touches_per_second")).collect()
+}
+
+/// Adds a row for each mode. `outcomes` has the rounds of each.
+fn add_rows(table: &mut Table, threads: &str, outcomes: &[Vec<Outcome>]) {
+    let by_thread_mode = rates(&outcomes[0]);
+    for (mode, (name, outcomes)) in MODES.iter().zip(outcomes).enumerate() {
+        let first = sum(outcomes, &["fault_first"]);
+        let all = sum(outcomes, &["fault_first", "fault_parked", "fault_pool", "fault_write"]);
+        let wall: f64 = outcomes.iter().map(|outcome| outcome.wall.as_secs_f64()).sum();
+        table.row(vec![
+            threads.into(),
+            (*name).into(),
+            Sample::of(&rates(outcomes)).into(),
+            if mode == 0 { Cell::Nothing } else { ratio(&rates(outcomes), &by_thread_mode).into() },
+            (all / wall).into(),
+            (100.0 * first / all).into(),
+        ]);
+    }
 }
 
 fn sum(outcomes: &[Outcome], counters: &[&str]) -> f64 {

@@ -46,6 +46,33 @@ pub fn interleaved<T>(rounds: usize, contestants: usize, mut run: impl FnMut(usi
     results
 }
 
+/// Does the same with runs that may fail. The first failure ends the rounds. Returns the results of the
+/// complete rounds, and the failure.
+///
+/// # Errors
+/// Returns the failure if no round is complete.
+pub fn interleaved_until_failure<T>(
+    rounds: usize,
+    contestants: usize,
+    mut run: impl FnMut(usize) -> Result<T, String>,
+) -> Result<(Vec<Vec<T>>, Option<String>), String> {
+    let mut results: Vec<Vec<T>> = (0..contestants).map(|_| Vec::with_capacity(rounds)).collect();
+    for round in 0..rounds {
+        for at in 0..contestants {
+            let who = (at + round) % contestants;
+            match run(who) {
+                Ok(result) => results[who].push(result),
+                Err(why) if round == 0 => return Err(why),
+                Err(why) => {
+                    results.iter_mut().for_each(|results| results.truncate(round));
+                    return Ok((results, Some(format!("round {} of {rounds}: {why}", round + 1))));
+                }
+            }
+        }
+    }
+    Ok((results, None))
+}
+
 /// Returns the ratio of two contestants, `ours` over `theirs`, taken in each round.
 pub fn ratio(ours: &[f64], theirs: &[f64]) -> Sample {
     let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
@@ -147,6 +174,25 @@ mod tests {
         });
         assert_eq!(order, [0, 1, 2, 1, 2, 0]);
         assert_eq!(results, [[0, 0], [1, 1], [2, 2]]);
+    }
+
+    /// All further rounds ran after a failure, and then every result was thrown away.
+    #[test]
+    fn failure_ends_the_rounds_and_the_complete_ones_stay() {
+        let mut runs = 0;
+        let mut until = |last: usize| {
+            runs = 0;
+            interleaved_until_failure(3, 2, |who| {
+                runs += 1;
+                if runs == last { Err("full".to_owned()) } else { Ok((who, runs)) }
+            })
+        };
+        let complete = vec![vec![(0, 1), (0, 4)], vec![(1, 2), (1, 3)]];
+        assert_eq!(until(6), Ok((complete, Some("round 3 of 3: full".to_owned()))));
+        assert_eq!(until(4), Ok((vec![vec![(0, 1)], vec![(1, 2)]], Some("round 2 of 3: full".to_owned()))));
+        assert_eq!(until(2), Err("full".to_owned()));
+        assert!(until(9).is_ok_and(|(all, failed)| all[1].len() == 3 && failed.is_none()));
+        assert_eq!(runs, 6);
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod client;
 
 use crate::Effort;
 use crate::kernel::machine::{self, Machine, PAGE_CLUSTERS, PoolPeak, Setting};
-use crate::kernel::{Failed, tell, try_in_turns, unless_killed};
+use crate::kernel::{Failed, Found, tell, try_in_turns, unless_killed};
 use crate::live::{self, Outcome, Place};
 use crate::measure::{Random, Sample, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
@@ -226,6 +226,12 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
         return Err(format!("it has no such program; one is called `{}`", PROGRAMS[0].name));
     }
     programs.truncate(effort.pick(programs.len(), 1));
+    let (installed, missing): (Vec<_>, Vec<_>) =
+        programs.into_iter().partition(|program| is_installed(program.needs));
+    let missing: Vec<&str> = missing.into_iter().map(|program| program.needs).collect();
+    if installed.is_empty() {
+        return Err(format!("not installed: {}", missing.join(", ")));
+    }
     let _hearing = stop::hear();
     let (directory, temporary) = (live::swap_directory()?, live::temporary()?);
     let mut machine = Machine::new(&directory, 4 * bytes, bytes)?;
@@ -233,23 +239,17 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     machine.has_directory(&place)?;
     fs::create_dir(&place).map_err(|error| format!("{} can't be made: {error}", place.display()))?;
     let mut contest = Contest { machine, place, directory, bytes, rounds: effort.pick(5, 1) };
-    let (mut measured, mut missing, mut killed) = (Vec::new(), Vec::new(), Vec::new());
-    for program in programs {
-        if is_installed(program.needs) {
+    let found = Found::of(
+        installed,
+        |program| program.name.to_owned(),
+        |program| {
             tell(&format!("bench programs: {}", program.name));
-            match contest.measure(program) {
-                Ok(one) => measured.push(one),
-                Err(Failed::Killed(why)) => killed.push(format!("{}: {why}", program.name)),
-                Err(Failed::Otherwise(why)) => return Err(format!("{}: {why}", program.name)),
-            }
-        } else {
-            missing.push(program.needs);
-        }
-    }
-    contest.machine.restore()?;
-    let mut report = report(bytes, contest.rounds, &measured, &missing);
-    report.notes.extend(killed);
-    Ok(report)
+            contest.measure(program)
+        },
+    );
+    let rounds = contest.rounds;
+    let restored = contest.machine.restore();
+    found.report(restored, |measured| report(bytes, rounds, measured, &missing))
 }
 
 fn is_installed(command: &str) -> bool {
@@ -268,8 +268,13 @@ struct Contest {
 }
 
 impl Contest {
-    /// Measures a program with the least memory with which the kernel can run it at all.
-    fn measure(&mut self, program: &Program) -> Result<Measured, Failed> {
+    /// Measures a program with the least memory with which the kernel can run it at all. Returns the complete
+    /// rounds, if there are any, and the failure that ended them.
+    fn measure(&mut self, program: &Program) -> (Option<Measured>, Option<Failed>) {
+        self.measure_enough(program).unwrap_or_else(|failed| (None, Some(failed)))
+    }
+
+    fn measure_enough(&mut self, program: &Program) -> Result<(Option<Measured>, Option<Failed>), Failed> {
         (program.prepare)(&self.place, self.bytes).map_err(|error| format!("its files: {error}"))?;
         let (first, result) = self.once(program, Place::Alone)?;
         let peak = first.peak_bytes * program.processes;
@@ -279,9 +284,8 @@ impl Contest {
             // Rounded down to whole MiB.
             let ram = peak * tenths / 10 / MIB * MIB;
             match self.measure_within(program, ram, &result, &mut unlimited) {
-                Ok(one) => return Ok(Measured { killed_with, ..one }),
-                Err(Failed::Killed(why)) => failed = why,
-                Err(failed) => return Err(failed),
+                (None, Some(Failed::Killed(why))) => failed = why,
+                (one, failed) => return Ok((one.map(|one| Measured { killed_with, ..one }), failed)),
             }
             killed_with.push(ram);
         }
@@ -294,9 +298,12 @@ impl Contest {
         ram: u64,
         result: &str,
         unlimited: &mut Vec<Run>,
-    ) -> Result<Measured, Failed> {
-        self.machine.limits_to(ram)?;
-        let setting = self.best_setting(program, result)?;
+    ) -> (Option<Measured>, Option<Failed>) {
+        let limited = self.machine.limits_to(ram).map_err(Failed::from);
+        let setting = match limited.and_then(|()| self.best_setting(program, result)) {
+            Ok(setting) => setting,
+            Err(failed) => return (None, Some(failed)),
+        };
         let mut measured = Measured {
             name: program.name,
             ram,
@@ -307,20 +314,35 @@ impl Contest {
             killed: 0,
             killed_with: vec![],
         };
-        for round in 0..self.rounds {
-            // The kernel runs first, because the size of its pool decides how much memory Farpage gets.
-            let setting = measured.setting.clone();
-            let kernel = unless_killed(&mut measured.killed, || self.kernel(program, &setting, result))?;
-            let pool = if self.machine.pool_is_within() { 0 } else { kernel.pool };
-            measured.kernel.push(kernel);
-            measured.farpage.push(self.farpage(program, ram + pool, result)?);
-            if round >= unlimited.len() {
-                let outcome = same(self.once(program, Place::Alone)?, result)?;
-                unlimited.push(Run { outcome, pool: 0, written: 0 });
-            }
+        let failed = (0..self.rounds)
+            .find_map(|round| self.round(program, &mut measured, result, (round, &mut *unlimited)).err());
+        let complete = measured.kernel.len().min(measured.farpage.len());
+        if complete == 0 {
+            return (None, failed);
         }
+        measured.kernel.truncate(complete);
         measured.unlimited = std::mem::take(unlimited);
-        Ok(measured)
+        (Some(measured), failed)
+    }
+
+    fn round(
+        &mut self,
+        program: &Program,
+        measured: &mut Measured,
+        result: &str,
+        (round, unlimited): (usize, &mut Vec<Run>),
+    ) -> Result<(), Failed> {
+        // The kernel runs first, because the size of its pool decides how much memory Farpage gets.
+        let setting = measured.setting.clone();
+        let kernel = unless_killed(&mut measured.killed, || self.kernel(program, &setting, result))?;
+        let pool = if self.machine.pool_is_within() { 0 } else { kernel.pool };
+        measured.kernel.push(kernel);
+        measured.farpage.push(self.farpage(program, measured.ram + pool, result)?);
+        if round >= unlimited.len() {
+            let outcome = same(self.once(program, Place::Alone)?, result)?;
+            unlimited.push(Run { outcome, pool: 0, written: 0 });
+        }
+        Ok(())
     }
 
     /// Returns the setting with which the kernel runs the program best. Each codec of zswap, and no zswap, is
@@ -456,6 +478,9 @@ fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str]) ->
             .to_owned(),
         "the cgroup's limit counts what the kernel keeps for the program, too (tables of pages, files that it writes)".to_owned(),
     ];
+    for one in measured.iter().filter(|one| one.kernel.len() < rounds) {
+        report.notes.push(format!("{}: {} of {rounds} rounds", one.name, one.kernel.len()));
+    }
     for one in measured.iter().filter(|one| one.killed > 0) {
         report
             .notes

@@ -24,7 +24,7 @@ mod tables;
 
 use crate::Effort;
 use crate::live::{self, Outcome};
-use crate::measure::interleaved;
+use crate::measure::interleaved_until_failure;
 use crate::report::Report;
 use cases::{Case, cases};
 
@@ -45,9 +45,23 @@ struct Measured {
 
 /// Runs every case.
 pub fn run(effort: Effort) -> Result<Report, String> {
-    let measured: Result<Vec<Measured>, String> = cases(effort).into_iter().map(measure).collect();
-    let measured = measured?;
-    let mut report = Report::new("readahead");
+    let (mut measured, mut failed) = (Vec::new(), None);
+    for case in cases(effort) {
+        let title = case.title.clone();
+        match measure(case) {
+            Ok((one, why)) => {
+                measured.push(one);
+                failed = why;
+            }
+            Err(why) if measured.is_empty() => return Err(format!("{title}: {why}")),
+            Err(why) => failed = Some(why),
+        }
+        if let Some(why) = &mut failed {
+            why.insert_str(0, &format!("{title}: "));
+            break;
+        }
+    }
+    let mut report = Report { failed, ..Report::new("readahead") };
     report.published = [
         "sequential and random workers: throughput +19.9 %, mean latency -37.1 % (97.14 to 61.06 us), used 52.69 to \
          99.98 %; 95th percentile slightly worse (346 to 369 us); by address against by slot, v4.14",
@@ -64,17 +78,15 @@ pub fn run(effort: Effort) -> Result<Report, String> {
     Ok(report)
 }
 
-fn measure(case: Case) -> Result<Measured, String> {
+/// Returns the complete rounds of a case, and the failure that ended them.
+fn measure(case: Case) -> Result<(Measured, Option<String>), String> {
     let one = |policy: usize| {
         let (options, load) = (case.options(POLICIES[policy]), case.load());
         live::under(&words(&options), &words(&load))
     };
-    let outcomes = interleaved(case.rounds, POLICIES.len(), one);
-    let outcomes: Result<Vec<Vec<Outcome>>, String> =
-        outcomes.into_iter().map(|rounds| rounds.into_iter().collect()).collect();
-    let outcomes = outcomes.map_err(|why| format!("{}: {why}", case.title))?;
+    let (outcomes, failed) = interleaved_until_failure(case.rounds, POLICIES.len(), one)?;
     case.compare(&outcomes)?;
-    Ok(Measured { case, outcomes })
+    Ok((Measured { case, outcomes }, failed))
 }
 
 fn words(all: &[String]) -> Vec<&str> {

@@ -25,6 +25,8 @@ pub struct Report {
     pub charts: Vec<Chart>,
     /// Facts that a reader needs to judge the report.
     pub notes: Vec<String>,
+    /// Why the experiment ended early. The measurements before are in the report.
+    pub failed: Option<String>,
 }
 
 /// Rows of cells under named columns. The first columns of a row name what was measured.
@@ -235,6 +237,9 @@ impl Report {
         for note in &self.notes {
             let _ = writeln!(text, "  note: {note}");
         }
+        if let Some(why) = &self.failed {
+            let _ = writeln!(text, "\n  UNFINISHED: {why}");
+        }
         text
     }
 
@@ -275,6 +280,7 @@ impl Report {
             "tables": tables,
             "targets": targets,
             "notes": self.notes,
+            "failed": self.failed,
         })
     }
 
@@ -416,6 +422,18 @@ mod tests {
         assert_eq!(json["tables"][0]["rows"][0]["ratio"], Value::Null);
         assert_eq!(json["targets"][0]["met"], false);
         assert_eq!(json["schema"], SCHEMA);
+        assert_eq!(json["failed"], Value::Null);
+    }
+
+    /// A load that failed late took the figures of all loads before with it.
+    #[test]
+    fn report_of_an_experiment_that_failed_has_its_figures_and_the_reason() {
+        let report = Report { failed: Some("the disk is full".to_owned()), ..report() };
+        let json = report.json();
+        assert_eq!(json["failed"], "the disk is full");
+        assert_eq!(json["tables"][0]["rows"][1]["ratio"], 0.1234);
+        let text = report.text();
+        assert!(text.contains("12,346") && text.contains("UNFINISHED: the disk is full"), "{text}");
     }
 
     #[test]

@@ -9,7 +9,7 @@
 
 use crate::Effort;
 use crate::live::{self, Outcome};
-use crate::measure::{Sample, interleaved, ratio};
+use crate::measure::{Sample, interleaved_until_failure, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
 
 const MIB: u64 = 1 << 20;
@@ -57,10 +57,12 @@ impl Size {
 
     /// Runs the cases in turns. Returns the outcomes of each case.
     fn measure(&self, cases: &[Case], place: Place, seconds: f64) -> Result<Vec<Vec<Outcome>>, String> {
-        interleaved(self.rounds, cases.len(), |at| self.run(&cases[at], place, seconds))
-            .into_iter()
-            .map(|rounds| rounds.into_iter().collect())
-            .collect()
+        let one = |at: usize| self.run(&cases[at], place, seconds);
+        // A cost is made of four measurements of the same round, so all of them need all rounds.
+        match interleaved_until_failure(self.rounds, cases.len(), one)? {
+            (outcomes, None) => Ok(outcomes),
+            (_, Some(why)) => Err(why),
+        }
     }
 }
 
@@ -78,7 +80,7 @@ pub fn run(effort: Effort) -> Result<Report, String> {
             .to_owned(),
     );
     threads(&size, effort, &mut report)?;
-    spaces(&size, effort, &mut report)?;
+    report.failed = spaces(&size, effort, &mut report).err();
     report.notes = vec![
         format!(
             "farpage run --no-disk --faults signal --ram {}M -- farpage load random-pool --bytes {}M --seconds {} \

@@ -1,16 +1,21 @@
 //! `farpage bench` and `farpage load`: hands the options to `farpage-bench`, and its report to
 //! screen and files.
 
+use crate::host::sys;
 use crate::options::{BenchOptions, LoadOptions};
 use crate::text::failure::Failure;
 use crate::text::say;
 use crate::text::size::{Amount, Size};
 use farpage_bench::load::{LOADS, Settings};
 use farpage_bench::{EXPERIMENTS, Effort, Run};
+use farpage_runtime::session::SESSION_ENV;
+use std::fs::OpenOptions;
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Runs an experiment and reports. The exit status doesn't depend on what was found.
+/// Runs an experiment and reports. The exit status doesn't depend on what was found. An experiment that ends
+/// early reports what it has found, and its status is 125.
 pub fn bench(options: &BenchOptions) -> Result<ExitCode, Failure> {
     let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == options.experiment);
     let experiment = experiment.expect("clap accepts the names in the table only");
@@ -21,33 +26,78 @@ pub fn bench(options: &BenchOptions) -> Result<ExitCode, Failure> {
             Failure::new(format!("`bench {}` is run as a whole", experiment.name)).fix("leave out --only")
         );
     }
-    // The files are tried before the minutes that the experiment takes.
-    for file in [&options.json, &options.svg].into_iter().flatten() {
-        write(file, "")?;
+    if options.json.is_some() && options.json == options.svg {
+        return Err(Failure::new("--json and --svg name the same file").fix("name two files"));
     }
+    if sys::environment(SESSION_ENV).is_some() {
+        return Err(Failure::new("a benchmark can't run under `farpage run`")
+            .because("its programs would have that run's budget, or none")
+            .fix(format!("farpage bench {}", experiment.name)));
+    }
+    // The files are tried before the minutes that the experiment takes.
+    let files = [&options.json, &options.svg].into_iter().flatten().map(|file| Draft::of(file));
+    let files = files.collect::<Result<Vec<Draft<'_>>, Failure>>()?;
     let effort = if options.quick { Effort::Quick } else { Effort::Full };
     let report = match experiment.run {
         Run::Whole(run) => run(effort),
         Run::Cases(run) => run(effort, only),
     };
-    let report =
-        report.map_err(|why| Failure::new(format!("`bench {}` could not go on: {why}", experiment.name)))?;
-    say::to_stdout(&report.text())?;
-    if let Some(file) = &options.json {
-        write(file, &format!("{:#}\n", report.json()))?;
+    let gave_up = |why: String| Failure::new(format!("`bench {}` could not go on: {why}", experiment.name));
+    let mut report = report.map_err(gave_up)?;
+    report
+        .notes
+        .extend(options.quick.then(|| "--quick: sizes and rounds are too few to judge by".to_owned()));
+    report.notes.extend(only.map(|text| format!("--only: cases whose titles contain `{text}`")));
+    files.into_iter().for_each(Draft::stays);
+    // All three are written, whatever becomes of the others. The files come first, because a terminal may be
+    // gone.
+    let written = [
+        options.json.as_ref().map(|file| write(file, &format!("{:#}\n", report.json()))),
+        options.svg.as_ref().map(|file| {
+            let svg = report.svg().map_err(|why| Failure::new(format!("the plot can't be drawn: {why}")))?;
+            write(file, &svg)
+        }),
+        Some(say::to_stdout(&report.text())),
+    ];
+    written.into_iter().flatten().collect::<Result<(), Failure>>()?;
+    report.failed.map_or(Ok(ExitCode::SUCCESS), |why| Err(gave_up(why)))
+}
+
+/// A file that can be written. An earlier content stays until there is a result, which may be never.
+struct Draft<'f> {
+    path: &'f Path,
+    is_new: bool,
+}
+
+impl Draft<'_> {
+    fn of(path: &Path) -> Result<Draft<'_>, Failure> {
+        let is_new = path.symlink_metadata().is_err();
+        let opened = OpenOptions::new().append(true).create(true).open(path);
+        opened.map_err(|error| unwritable(path, &error))?;
+        Ok(Draft { path, is_new })
     }
-    if let Some(file) = &options.svg {
-        let svg = report.svg().map_err(|why| Failure::new(format!("the plot can't be drawn: {why}")))?;
-        write(file, &svg)?;
+
+    /// There is a result: the file isn't removed.
+    fn stays(mut self) {
+        self.is_new = false;
     }
-    Ok(ExitCode::SUCCESS)
+}
+
+impl Drop for Draft<'_> {
+    fn drop(&mut self) {
+        if self.is_new {
+            let _ = std::fs::remove_file(self.path);
+        }
+    }
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|error| {
-        Failure::new(format!("{} can't be written: {error}", path.display()))
-            .fix("name a file in a directory that exists and is yours")
-    })
+    std::fs::write(path, text).map_err(|error| unwritable(path, &error))
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(format!("{} can't be written: {error}", path.display()))
+        .fix("name a file in a directory that exists and is yours")
 }
 
 /// Runs a load, and prints its result as JSON on standard output.
@@ -90,4 +140,25 @@ pub fn load(options: &LoadOptions) -> Result<ExitCode, Failure> {
         (load.run)(&settings).map_err(|why| Failure::new(format!("load {}: {why}", load.name)).status(1))?;
     say::to_stdout(&format!("{found}\n"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The file of an earlier run was emptied before the experiment began, and the experiment then failed.
+    #[test]
+    fn earlier_result_stays_until_there_is_another_and_a_new_file_goes_without_one() {
+        let place = tempfile::tempdir().unwrap();
+        let [earlier, new] = ["earlier.json", "new.json"].map(|name| place.path().join(name));
+        std::fs::write(&earlier, "figures").unwrap();
+        for path in [&earlier, &new] {
+            drop(Draft::of(path).unwrap());
+        }
+        assert_eq!(std::fs::read_to_string(&earlier).unwrap(), "figures");
+        assert!(!new.exists());
+        Draft::of(&new).unwrap().stays();
+        assert!(new.exists());
+        assert!(Draft::of(place.path()).is_err() && Draft::of(&place.path().join("no/such.json")).is_err());
+    }
 }

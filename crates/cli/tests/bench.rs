@@ -232,6 +232,43 @@ fn only_some_experiments_have_cases_and_a_case_must_be_there() {
     refused(&["programs", "--only", "nonsense"], &["no such program", "pagerank"]);
 }
 
+/// Wrong words end the command before anything is measured, and leave the files as they are.
+#[test]
+fn bad_input_is_refused_before_anything_is_measured() {
+    let directory = directory();
+    let file = directory.path().join("found.json");
+    fs::write(&file, "figures").unwrap();
+    let refused = |arguments: &[&str], words: &[&str]| {
+        let mut command = farpage();
+        command.args(["bench", "order", "--quick"]).args(arguments).current_dir(directory.path());
+        Ended::of(command.output().unwrap()).refused(125, words);
+    };
+    refused(&["--json", "found.json", "--svg", "found.json"], &["same file"]);
+    refused(&["--json", "found.json", "--svg", "no/such.svg"], &["no/such.svg can't be written"]);
+    refused(&["--json", "found.json", "--only", "x"], &["is run as a whole"]);
+    let mut nested = farpage();
+    nested.args(["bench", "order", "--quick", "--json"]).arg(&file).env("FARPAGE_SESSION", "/proc/1/fd/3");
+    Ended::of(nested.output().unwrap()).refused(125, &["under `farpage run`"]);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "figures");
+}
+
+/// Standard output without room took the JSON with it.
+#[test]
+fn json_is_written_although_the_text_has_no_room() {
+    let directory = directory();
+    let file = directory.path().join("found.json");
+    let mut command = farpage();
+    command.args(["bench", "order", "--quick", "--json"]).arg(&file);
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let status = command.stdout(full).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(status.code(), Some(125));
+    let found: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(found["experiment"], "order");
+    assert_eq!(found["failed"], Value::Null);
+    let notes = found["notes"].as_array().unwrap();
+    assert!(notes.iter().any(|note| note.as_str().unwrap().starts_with("--quick")), "{notes:?}");
+}
+
 #[test]
 fn kernel_that_is_interrupted_leaves_everything_as_it_was() {
     let Some(_alone) = alone_with_the_kernel() else { return };

@@ -104,10 +104,9 @@ pub fn run(effort: Effort) -> Result<Found, String> {
 
 /// Measures both files in turns.
 fn both<T>(rounds: usize, run: impl FnMut(usize) -> Result<T, String>) -> Result<[Vec<T>; 2], String> {
-    let mut results = measure::interleaved(rounds, 2, run).into_iter();
-    let mut next = || results.next().expect("two contestants have two results").into_iter().collect();
-    let first: Result<Vec<T>, String> = next();
-    Ok([first?, next()?])
+    let (results, failed) = measure::interleaved_until_failure(rounds, 2, run)?;
+    let both = results.try_into().map_err(|_| "two files have two results".to_owned());
+    failed.map_or(both, Err)
 }
 
 fn without_a_name(directory: &Path) -> io::Result<File> {

@@ -54,7 +54,7 @@ pub fn run(effort: Effort) -> Result<Report, String> {
         STRUCTURES.into_iter().zip(one_by_one.iter().map(|rounds| Sample::of(&ns(rounds)))).collect();
     match live::run(effort) {
         Ok(found) => show_live(&mut report, &found, &ns),
-        Err(why) => report.notes.push(format!("the live part could not be run: {why}")),
+        Err(why) => report.failed = Some(format!("the live part could not be run: {why}")),
     }
     report.notes.push(
         "the list's nodes lie in one piece and its cursor is one atomic word without a lock: better than Linux had \

@@ -16,7 +16,7 @@ use crate::live::{self, Outcome};
 use crate::load::touch;
 use crate::measure::{Sample, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
-use crate::stop::{self, go_on};
+use crate::stop;
 use machine::{Machine, PAGE_CLUSTERS, PoolPeak, Setting};
 use std::io::Write;
 use std::path::Path;
@@ -162,6 +162,15 @@ struct Measured {
     killed: usize,
 }
 
+impl Measured {
+    /// Leaves only the rounds in which everybody has run.
+    fn cut(&mut self) {
+        let all = [&mut self.kernel, &mut self.farpage, &mut self.unlimited];
+        let rounds = all.iter().map(|runs| runs.len()).min().unwrap_or(0);
+        all.into_iter().for_each(|runs| runs.truncate(rounds));
+    }
+}
+
 /// Runs all cases, or only those whose titles contain `only`.
 pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     let mut cases = cases(effort);
@@ -184,24 +193,63 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     contents::write_bank(&bank, size.bank_pages)?;
     let mut contest = Contest { size: &size, bank: &bank, directory: &directory, codecs: Vec::new() };
     contest.codecs = contest.compare_codecs(&mut machine, first).map_err(Failed::why)?;
-    let (mut measured, mut failed) = (Vec::new(), Vec::new());
-    for case in cases {
-        let title = case.title();
-        tell(&format!("bench kernel: {title}"));
-        match contest.measure(&mut machine, case) {
-            Ok(one) => measured.push(one),
-            Err(Failed::Killed(why)) => failed.push(format!("{title}: {why}")),
-            Err(Failed::Otherwise(why)) => return Err(format!("{title}: {why}")),
+    let found = Found::of(cases, Case::title, |case| {
+        tell(&format!("bench kernel: {}", case.title()));
+        contest.measure(&mut machine, case)
+    });
+    let restored = machine.restore();
+    found.report(restored, |measured| report(&size, measured, &contest.codecs))
+}
+
+/// The figures of the loads or programs, as far as the benchmark came.
+pub(crate) struct Found<M> {
+    measured: Vec<M>,
+    /// Loads without some or all of their rounds, because the kernel killed them again and again.
+    killed: Vec<String>,
+    /// Why the benchmark ended early.
+    ended: Option<String>,
+}
+
+impl<M> Found<M> {
+    /// Measures each of `all`, until one fails. `measure` returns the complete rounds, and the failure.
+    pub(crate) fn of<C>(
+        all: Vec<C>,
+        title: impl Fn(&C) -> String,
+        mut measure: impl FnMut(C) -> (Option<M>, Option<Failed>),
+    ) -> Found<M> {
+        let mut found = Found { measured: vec![], killed: vec![], ended: None };
+        for one in all {
+            let title = title(&one);
+            let (measured, failed) = measure(one);
+            found.measured.extend(measured);
+            match failed {
+                None => {}
+                Some(Failed::Killed(why)) => found.killed.push(format!("{title}: {why}")),
+                Some(Failed::Otherwise(why)) => {
+                    found.ended = Some(format!("{title}: {why}"));
+                    break;
+                }
+            }
         }
-        go_on()?;
+        found
     }
-    machine.restore()?;
-    if measured.is_empty() {
-        return Err(failed.join("; "));
+
+    /// Returns the report of what was measured. The report also says what wasn't put back.
+    pub(crate) fn report(
+        self,
+        restored: Result<(), String>,
+        report: impl Fn(&[M]) -> Report,
+    ) -> Result<Report, String> {
+        let failed = self.ended.into_iter().chain(restored.err()).reduce(|one, other| one + "; " + &other);
+        if self.measured.is_empty() {
+            let all: Vec<String> = self.killed.into_iter().chain(failed).collect();
+            return Err(all.join("; "));
+        }
+        let mut report = report(&self.measured);
+        report.notes.extend(self.killed);
+        report.failed = failed;
+        Ok(report)
     }
-    let mut report = report(&size, &measured, &contest.codecs);
-    report.notes.extend(failed);
-    Ok(report)
 }
 
 /// Runs with each setting of the kernel before the counted runs.
@@ -283,26 +331,33 @@ impl Contest<'_> {
         Ok(all)
     }
 
-    fn measure(&self, machine: &mut Machine, case: Case) -> Result<Measured, Failed> {
-        let setting = self.best_setting(machine, &case)?;
+    /// Returns the complete rounds, if there are any, and the failure that ended them.
+    fn measure(&self, machine: &mut Machine, case: Case) -> (Option<Measured>, Option<Failed>) {
+        let setting = match self.best_setting(machine, &case) {
+            Ok(setting) => setting,
+            Err(failed) => return (None, Some(failed)),
+        };
         let mut measured =
             Measured { case, setting, kernel: vec![], farpage: vec![], unlimited: vec![], killed: 0 };
-        for round in 0..self.size.rounds {
-            // The kernel runs first, because the size of its pool decides how much memory Farpage gets.
-            let kernel = unless_killed(&mut measured.killed, || {
-                self.kernel(machine, &measured.case, &measured.setting)
-            })?;
-            let pool = if machine.pool_is_within() { 0 } else { kernel.pool };
-            measured.kernel.push(kernel);
-            if round % 2 == 1 {
-                measured.unlimited.push(self.unlimited(&measured.case)?);
-            }
-            measured.farpage.push(self.farpage(&measured.case, pool)?);
-            if round % 2 == 0 {
-                measured.unlimited.push(self.unlimited(&measured.case)?);
-            }
+        let failed = (0..self.size.rounds).find_map(|round| self.round(machine, &mut measured, round).err());
+        measured.cut();
+        ((!measured.kernel.is_empty()).then_some(measured), failed)
+    }
+
+    fn round(&self, machine: &mut Machine, measured: &mut Measured, round: usize) -> Result<(), Failed> {
+        // The kernel runs first, because the size of its pool decides how much memory Farpage gets.
+        let kernel =
+            unless_killed(&mut measured.killed, || self.kernel(machine, &measured.case, &measured.setting))?;
+        let pool = if machine.pool_is_within() { 0 } else { kernel.pool };
+        measured.kernel.push(kernel);
+        if round % 2 == 1 {
+            measured.unlimited.push(self.unlimited(&measured.case)?);
         }
-        Ok(measured)
+        measured.farpage.push(self.farpage(&measured.case, pool)?);
+        if round.is_multiple_of(2) {
+            measured.unlimited.push(self.unlimited(&measured.case)?);
+        }
+        Ok(())
     }
 
     /// Returns the setting with which the kernel does this load best.
@@ -413,7 +468,7 @@ fn report(size: &Size, measured: &[Measured], codecs: &[(String, f64)]) -> Repor
     );
     for one in measured {
         if one.killed > 0 {
-            let runs = size.rounds + one.killed;
+            let runs = one.kernel.len() + one.killed;
             killed.push(format!("{}: {} of {runs}", one.case.title(), one.killed));
         }
         let (table, targets) = tabled(one);
@@ -448,6 +503,10 @@ fn report(size: &Size, measured: &[Measured], codecs: &[(String, f64)]) -> Repor
             .to_owned(),
         "farpage has --faults signal, where no descriptor takes a privilege".to_owned(),
     ];
+    for one in measured.iter().filter(|one| one.kernel.len() < size.rounds) {
+        let rounds = one.kernel.len();
+        report.notes.push(format!("{}: {rounds} of {} rounds", one.case.title(), size.rounds));
+    }
     if !killed.is_empty() {
         report.notes.push(format!(
             "runs that the kernel killed because it found no memory in the cgroup, and that were made again: {}",
@@ -656,5 +715,33 @@ mod tests {
         assert_eq!(after(Err(ours.clone()), 0), Err(ours));
         assert!(matches!(after(Ok(()), 100), Err(Failed::Killed(_))));
         assert_eq!((killed, runs), (10, 8));
+    }
+
+    /// A load that failed late took the figures of all loads before with it. So did a step that couldn't be
+    /// undone.
+    #[test]
+    fn figures_before_a_failure_are_reported_with_the_failure() {
+        let found = |all: &[&str], restored: Result<(), String>| {
+            let measure = |one: String| match one.as_str() {
+                "killed" => (None, Some(Failed::Killed("no memory".to_owned()))),
+                "wrong" => (None, Some(Failed::Otherwise("a wrong byte".to_owned()))),
+                "partly" => (Some(one), Some(Failed::Otherwise("interrupted".to_owned()))),
+                _ => (Some(one), None),
+            };
+            let all = all.iter().map(|name| (*name).to_owned()).collect();
+            Found::of(all, String::clone, measure)
+                .report(restored, |measured| Report { published: measured.to_vec(), ..Report::new("kernel") })
+        };
+        let report = found(&["a", "killed", "b", "wrong", "c"], Err("swapoff".to_owned())).unwrap();
+        assert_eq!(report.published, ["a", "b"]);
+        assert_eq!(report.notes, ["killed: no memory"]);
+        assert_eq!(report.failed.as_deref(), Some("wrong: a wrong byte; swapoff"));
+        let report = found(&["a", "partly", "c"], Ok(())).unwrap();
+        assert_eq!((report.published.len(), report.failed.as_deref()), (2, Some("partly: interrupted")));
+        assert_eq!(found(&["a"], Ok(())).unwrap().failed, None);
+        assert_eq!(
+            found(&["killed", "wrong", "a"], Ok(())).unwrap_err(),
+            "killed: no memory; wrong: a wrong byte"
+        );
     }
 }

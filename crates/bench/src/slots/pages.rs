@@ -4,7 +4,7 @@
 use super::{CLASSIC, POLICIES};
 use crate::Effort;
 use crate::live::{self, Outcome};
-use crate::measure::{Sample, interleaved, ratio};
+use crate::measure::{Sample, interleaved_until_failure, ratio};
 use crate::report::{Cell, Chart, Report, Table};
 
 const MIB: f64 = (1 << 20) as f64;
@@ -17,17 +17,13 @@ pub(super) fn run(effort: Effort, report: &mut Report) -> Result<(), String> {
     let ram_mib = process_mib / 3;
     let area_mib = processes * (process_mib - ram_mib) * 10 / 9;
     let swap = format!("{}:{area_mib}M", live::swap_directory()?.display());
-    let mut failed = None;
-    let outcomes = interleaved(rounds, POLICIES.len(), |who| {
+    let (outcomes, failed) = interleaved_until_failure(rounds, POLICIES.len(), |who| {
         let (ram, bytes) = (format!("{ram_mib}M"), format!("{process_mib}M"));
         let options = ["--ram", &ram, "--pool", "1M", "--swap", &swap, "--slots", POLICIES[who].name()];
         let (processes, seconds) = (processes.to_string(), seconds.to_string());
         let load = ["random-processes", "--bytes", &bytes, "--threads", &processes, "--seconds", &seconds];
-        live::under(&options, &load).map_err(|why| failed = Some(why)).ok()
-    });
-    if let Some(why) = failed {
-        return Err(why);
-    }
+        live::under(&options, &load)
+    })?;
     let mut table = Table::new(
         format!(
             "pmbench's pattern live: {processes} processes of {process_mib} MiB, {ram_mib} MiB of RAM each, an area of \
@@ -35,9 +31,8 @@ pub(super) fn run(effort: Effort, report: &mut Report) -> Result<(), String> {
         ),
         &["policy", "touches/s", "ratio to classic", "swap-in MB/s", "swap-out MB/s", "pages/write"],
     );
-    let numbers = |who: usize, of: fn(&Outcome) -> f64| -> Vec<f64> {
-        outcomes[who].iter().flatten().map(of).collect()
-    };
+    let numbers =
+        |who: usize, of: fn(&Outcome) -> f64| -> Vec<f64> { outcomes[who].iter().map(of).collect() };
     let touches: fn(&Outcome) -> f64 = |outcome| outcome.number("touches_per_second");
     let mut bars = Vec::new();
     for (who, policy) in POLICIES.iter().enumerate() {
@@ -59,7 +54,7 @@ pub(super) fn run(effort: Effort, report: &mut Report) -> Result<(), String> {
         groups: vec![format!("{processes} processes")],
         series: bars,
     });
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 /// Returns the rate over the whole run, filling included, because the counters don't separate the two.
