@@ -29,7 +29,7 @@ pub(super) fn run(effort: Effort, report: &mut Report) -> Result<(), String> {
             "pmbench's pattern live: {processes} processes of {process_mib} MiB, {ram_mib} MiB of RAM each, an area of \
              {area_mib} MiB, {seconds} s"
         ),
-        &["policy", "touches/s", "ratio to classic", "swap-in MB/s", "swap-out MB/s", "pages/write"],
+        &["policy", "touches/s", "ratio to classic", "swap-in MiB/s", "swap-out MiB/s", "pages/write"],
     );
     let numbers =
         |who: usize, of: fn(&Outcome) -> f64| -> Vec<f64> { outcomes[who].iter().map(of).collect() };
