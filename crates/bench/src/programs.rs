@@ -248,8 +248,9 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
         },
     );
     let rounds = contest.rounds;
+    let budget = contest.machine.budget_of_farpage();
     let restored = contest.machine.restore();
-    found.report(restored, |measured| report(bytes, rounds, measured, &missing))
+    found.report(restored, |measured| report(bytes, rounds, measured, &missing, budget))
 }
 
 fn is_installed(command: &str) -> bool {
@@ -450,7 +451,7 @@ fn same((outcome, found): (Outcome, String), wanted: &str) -> Result<Outcome, St
     }
 }
 
-fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str]) -> Report {
+fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str], budget: &str) -> Report {
     let mut report = Report::new("programs");
     report.published.push(
         "a machine like this, 512 MiB of 1 GiB, zswap with lzo: 105,000 random touches/s with one thread; a prototype of ours \
@@ -470,7 +471,7 @@ fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str]) ->
     report.notes = vec![
         format!(
             "kernel: a cgroup of two fifths of what the program has in memory without a limit (or more: see below); farpage: \
-             --ram as much and zswap's peak, --faults signal; {} MiB of data, {rounds} rounds",
+             --ram {budget}, --faults signal; {} MiB of data, {rounds} rounds",
             bytes / MIB
         ),
         "the kernel has what it does best with of its codecs for zswap, no zswap, and page-cluster 3, 0 and 5, tried before; all \

@@ -356,6 +356,11 @@ impl Machine {
         self.is_v2 && self.group.join("memory.zswap.current").exists()
     }
 
+    /// Returns Farpage's budget beside the cgroup's limit, in words.
+    pub fn budget_of_farpage(&self) -> &'static str {
+        if self.pool_is_within() { "as much" } else { "as much and zswap's peak" }
+    }
+
     /// Returns the number of the cgroup's processes that the kernel has killed so far for lack of memory.
     pub fn killed(&self) -> u64 {
         killed_in(&self.group).unwrap_or_else(killed)

@@ -2,11 +2,10 @@
 //! memory.
 //!
 //! The kernel's side is a memory cgroup and a swap file, with zswap and without. Farpage's side is `farpage
-//! run`. The budget is the cgroup's limit. With version 1 of cgroups, which doesn't count zswap's pool, the
-//! budget also has the pool's peak in the same round. Both swap to the same directory. The kernel runs with
-//! the codec that is best for the first load, and with the readahead that is best for each load. Runs before
-//! the counted ones find both. The program is [`crate::load::touch`]. The contents of its pages are
-//! [`contents`].
+//! run`. The budget is the cgroup's limit. Where the limit leaves out zswap's pool, the budget also has the
+//! pool's peak in the same round. Both swap to the same directory. The kernel has the codec that is best for
+//! the first load, and the readahead that is best for each load. Runs before the counted ones
+//! find both. The program is [`crate::load::touch`]. The contents of its pages are [`contents`].
 
 pub mod contents;
 pub mod machine;
@@ -197,8 +196,9 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
         tell(&format!("bench kernel: {}", case.title()));
         contest.measure(&mut machine, case)
     });
+    let budget = machine.budget_of_farpage();
     let restored = machine.restore();
-    found.report(restored, |measured| report(&size, measured, &contest.codecs))
+    found.report(restored, |measured| report(&size, measured, &contest.codecs, budget))
 }
 
 /// The figures of the loads or programs, as far as the benchmark came.
@@ -457,7 +457,7 @@ pub fn unless_killed<T>(killed: &mut usize, mut run: impl FnMut() -> Result<T, F
     }
 }
 
-fn report(size: &Size, measured: &[Measured], codecs: &[(String, f64)]) -> Report {
+fn report(size: &Size, measured: &[Measured], codecs: &[(String, f64)], budget: &str) -> Report {
     let codecs: Vec<String> = codecs.iter().map(|(name, rate)| format!("{name} {rate:.0}")).collect();
     let mut report = Report::new("kernel");
     let mut killed = Vec::new();
@@ -482,7 +482,7 @@ fn report(size: &Size, measured: &[Measured], codecs: &[(String, f64)]) -> Repor
     report.charts.extend(charts.into_iter().filter(|chart| !chart.groups.is_empty()));
     report.notes = vec![
         format!(
-            "kernel: a cgroup of {} MiB, farpage: --ram as much and zswap's peak; {} MiB of pages, {} rounds of {} s",
+            "kernel: a cgroup of {} MiB, farpage: --ram {budget}; {} MiB of pages, {} rounds of {} s",
             size.ram / MIB,
             size.bytes / MIB,
             size.rounds,
