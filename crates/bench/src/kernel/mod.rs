@@ -90,11 +90,21 @@ impl Case {
     }
 }
 
-/// Returns the cases. A quick run has only the first case of each tier.
-fn cases(effort: Effort) -> Vec<Case> {
+/// Returns the cases whose titles contain `only`. A quick run has only the first one of each tier.
+fn chosen(effort: Effort, only: Option<&str>) -> Vec<Case> {
+    let mut chosen = cases();
+    chosen.retain(|case| only.is_none_or(|text| case.title().contains(text)));
+    if effort == Effort::Quick {
+        chosen.dedup_by_key(|case| case.tier);
+    }
+    chosen
+}
+
+/// Returns all cases, tier by tier.
+fn cases() -> Vec<Case> {
     use Tier::{Disk, Pool};
     let random = |tier, threads, wanted| Case::of(tier, "random", threads, Some(("random", wanted)));
-    let all = vec![
+    vec![
         random(Pool, 1, 2.5),
         random(Pool, 2, 2.5),
         Case::of(Pool, "random", 4, None),
@@ -111,19 +121,7 @@ fn cases(effort: Effort) -> Vec<Case> {
         Case::of(Disk, "sequential", 1, Some(("sequential", 4.0))),
         Case::of(Disk, "streams", 1, Some(("streams", 8.0))),
         Case::of(Disk, "mixed", 2, None),
-    ];
-    match effort {
-        Effort::Full => all,
-        Effort::Quick => {
-            let first = |tier| all.iter().position(|case| case.tier == tier);
-            let keep = [first(Pool), first(Disk)];
-            all.into_iter()
-                .enumerate()
-                .filter(|(at, _)| keep.contains(&Some(*at)))
-                .map(|(_, case)| case)
-                .collect()
-        }
-    }
+    ]
 }
 
 /// Sizes, times and rounds of a run.
@@ -172,8 +170,7 @@ impl Measured {
 
 /// Runs all cases, or only those whose titles contain `only`.
 pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
-    let mut cases = cases(effort);
-    cases.retain(|case| only.is_none_or(|text| case.title().contains(text)));
+    let cases = chosen(effort, only);
     let first =
         cases.first().ok_or("it has no such case; one is called `pool, random, 1 thread, 20 % writes`")?;
     let size = Size {
@@ -627,7 +624,7 @@ mod tests {
     fn kernel_settings_are_chosen_by_a_part_that_the_load_has() {
         let bank = std::env::temp_dir().join(format!("farpage-parts-{}", std::process::id()));
         std::fs::write(&bank, [7; 4 * 4096]).unwrap();
-        for case in cases(Effort::Full) {
+        for case in cases() {
             let settings = load::Settings {
                 bytes: (case.threads as u64) << 16,
                 threads: case.threads,
@@ -743,5 +740,18 @@ mod tests {
             found(&["killed", "wrong", "a"], Ok(())).unwrap_err(),
             "killed: no memory; wrong: a wrong byte"
         );
+    }
+
+    /// A quick run knew two cases only, and said of every other one that there is none.
+    #[test]
+    fn quick_run_has_the_first_case_of_each_tier_that_was_asked_for() {
+        let titles = |effort, only| -> Vec<String> { chosen(effort, only).iter().map(Case::title).collect() };
+        let first = ["pool, random, 1 thread, 20 % writes", "disk, random, 1 thread, 20 % writes"];
+        assert_eq!(titles(Effort::Quick, None), first);
+        let mixed = ["pool, mixed, 2 threads, 20 % writes", "disk, mixed, 2 threads, 20 % writes"];
+        assert_eq!(titles(Effort::Quick, Some("mixed")), mixed);
+        assert_eq!(titles(Effort::Full, Some("mixed")), mixed);
+        assert_eq!(titles(Effort::Full, None).len(), cases().len());
+        assert!(titles(Effort::Quick, Some("nonsense")).is_empty());
     }
 }
