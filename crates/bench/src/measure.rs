@@ -17,8 +17,11 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Makes the sample of some measurements, at least one.
+    /// Makes the sample of some measurements. Without measurements no figure is a number.
     pub fn of(values: &[f64]) -> Sample {
+        if values.is_empty() {
+            return Sample { median: f64::NAN, low: f64::NAN, high: f64::NAN };
+        }
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
         let middle = sorted.len() / 2;
@@ -163,6 +166,11 @@ mod tests {
         assert_eq!(sample, Sample { median: 2.0, low: 1.0, high: 4.0 });
         assert_eq!(Sample::of(&[4.0, 1.0, 2.0, 3.0]).median, 2.5);
         assert_eq!(sample.spread(), 1.5);
+        assert_eq!(Sample::of(&[5.0]), Sample { median: 5.0, low: 5.0, high: 5.0 });
+        assert!(
+            Sample::of(&[]).median.is_nan(),
+            "an empty sample ended the command, and its report was lost"
+        );
     }
 
     #[test]

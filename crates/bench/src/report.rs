@@ -336,8 +336,11 @@ fn draw(charts: &[Chart], svg: &mut String, size: (u32, u32)) -> Result<(), Stri
 type DrawError = DrawingAreaErrorKind<std::io::Error>;
 
 fn draw_chart(chart: &Chart, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), DrawError> {
-    let top = chart.series.iter().flat_map(|(_, values)| values).fold(0.0_f64, |top, value| top.max(*value));
-    let groups = chart.groups.len();
+    // A value that is no number has no bar.
+    let height = |value: f64| if value.is_finite() { value } else { 0.0 };
+    let values = chart.series.iter().flat_map(|(_, values)| values);
+    let top = values.fold(0.0_f64, |top, value| top.max(height(*value)));
+    let groups = chart.groups.len().max(1);
     let mut context = ChartBuilder::on(area)
         .caption(&chart.title, ("sans-serif", 20))
         .margin(12)
@@ -362,7 +365,7 @@ fn draw_chart(chart: &Chart, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Resul
         let color = Palette99::pick(at).to_rgba();
         let left = |group: usize| group as f64 + 0.1 + at as f64 * bar;
         let bars = values.iter().enumerate().map(|(group, value)| {
-            Rectangle::new([(left(group), 0.0), (left(group) + bar * 0.92, *value)], color.filled())
+            Rectangle::new([(left(group), 0.0), (left(group) + bar * 0.92, height(*value))], color.filled())
         });
         context
             .draw_series(bars)?
@@ -442,5 +445,19 @@ mod tests {
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
         assert!(svg.contains("tree") && svg.contains("2,000") && svg.contains("lookups"), "{svg}");
         assert!(svg.matches("<rect").count() >= 4, "{svg}");
+    }
+
+    /// A ratio to a speed of zero made the plot's axis endless.
+    #[test]
+    fn svg_has_no_bar_for_what_is_no_number_and_may_have_no_groups() {
+        let chart = |values: Vec<f64>| Chart {
+            title: "speeds".to_owned(),
+            unit: "ratio".to_owned(),
+            groups: values.iter().map(|_| "load".to_owned()).collect(),
+            series: vec![("ours".to_owned(), values)],
+        };
+        let charts = vec![chart(vec![f64::INFINITY, f64::NAN, 2.0]), chart(vec![])];
+        let svg = Report { charts, ..Report::new("kernel") }.svg().unwrap();
+        assert!(svg.contains("speeds") && !svg.contains("NaN"), "{svg}");
     }
 }
