@@ -9,7 +9,7 @@ mod client;
 
 use crate::Effort;
 use crate::kernel::machine::{self, Machine, PAGE_CLUSTERS, PoolPeak, Setting};
-use crate::kernel::{Failed, Found, tell, try_in_turns, unless_killed};
+use crate::kernel::{Failed, Found, NOTE_CPU, tell, try_in_turns, unless_killed};
 use crate::live::{self, Outcome, Place};
 use crate::measure::{Random, Sample, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
@@ -478,6 +478,7 @@ fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str], bu
          results are those of the run without a limit"
             .to_owned(),
         "the cgroup's limit counts what the kernel keeps for the program, too (tables of pages, files that it writes)".to_owned(),
+        NOTE_CPU.to_owned(),
     ];
     for one in measured.iter().filter(|one| one.kernel.len() < rounds) {
         report.notes.push(format!("{}: {} of {rounds} rounds", one.name, one.kernel.len()));

@@ -463,6 +463,10 @@ pub fn unless_killed<T>(killed: &mut usize, mut run: impl FnMut() -> Result<T, F
     }
 }
 
+/// Says whose CPU time a report has.
+pub(crate) const NOTE_CPU: &str = "CPU s: of the program and its children; neither the kernel's own threads are in it, nor farpage's \
+     process beside the program";
+
 fn report(size: &Size, measured: &[Measured], codecs: &[(String, f64)], budget: &str) -> Report {
     let codecs: Vec<String> = codecs.iter().map(|(name, rate)| format!("{name} {rate:.0}")).collect();
     let mut report = Report::new("kernel");
@@ -503,6 +507,7 @@ fn report(size: &Size, measured: &[Measured], codecs: &[(String, f64)], budget: 
         "the cgroup's limit counts what the kernel keeps for the program, too (tables of pages); farpage's budget is anonymous \
          memory. A cgroup at its limit evicts in the thread that faults, farpage on other CPUs, too: see CPU s"
             .to_owned(),
+        NOTE_CPU.to_owned(),
         "farpage has --faults signal, where no descriptor takes a privilege".to_owned(),
     ];
     report.notes.push("page-cluster 3, 0 or 5, the best for each load".to_owned());
