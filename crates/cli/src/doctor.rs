@@ -560,7 +560,7 @@ fn reasons(options: &RunSettings, plan: &Plan) -> Vec<String> {
     let is_free = options.faults() == FaultsAsked::Best;
     match plan.settings.uffd_source {
         UffdSource::UserMode if is_free => {
-            why.push("signal: the fastest mode in which memory is never wrong".into());
+            why.push("signal: the faster one of the two modes that auto takes".into());
         }
         UffdSource::Nothing if is_free => {
             why.push("segv: the faster mode, signal, isn't allowed here (see `faults by signal`)".into());
