@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn supervisor_that_is_gone_without_a_word_was_killed() {
         let (_fd, path) = session();
-        let supervisor = rustix::fs::open(&path, OFlags::RDWR, Mode::empty()).unwrap();
+        let supervisor = rustix::fs::open(path.as_c_str(), OFlags::RDWR, Mode::empty()).unwrap();
         let lock = |kind| fcntl(&supervisor, F_OFD_SETLK, &mut lock_of(SUPERVISOR_BYTE as usize, kind));
         lock(F_WRLCK).unwrap();
         let member = Membership::join(&path).unwrap();
