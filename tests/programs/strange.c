@@ -348,10 +348,65 @@ static void changed_past_libc_before(void)
     still_works(3);
 }
 
+/* While it is within its budget, the program advises the kernel past libc, where Farpage can't see it: memory is
+ * zero in children, hidden from them, theirs again, locked, protected by a key of the processor. */
+static void advised_past_libc_before(void)
+{
+    enum { PLAIN, WIPED, HIDDEN, KEPT, LOCKED, KEYED, COUNT };
+    const size_t bytes = MIB / 2, few = 8 * PAGE;
+    char *parts[COUNT];
+    for (size_t i = 0; i < COUNT; i++) {
+        parts[i] = map_alone(bytes);
+        fill(parts[i], bytes, i);
+        /* Farpage becomes active earlier in a program that grows fast. */
+        usleep(50000);
+    }
+    const long length = (long)bytes;
+    CHECK(madvise(parts[KEPT], bytes, MADV_WIPEONFORK) == 0);
+    CHECK(call(SYS_madvise, (long)parts[KEPT], length, MADV_KEEPONFORK, 0, 0, 0) == 0);
+    CHECK(call(SYS_madvise, (long)parts[WIPED], length, MADV_WIPEONFORK, 0, 0, 0) == 0);
+    CHECK(call(SYS_madvise, (long)parts[HIDDEN], length, MADV_DONTFORK, 0, 0, 0) == 0);
+    CHECK(call(SYS_mlock, (long)parts[LOCKED], (long)few, 0, 0, 0, 0) == 0);
+    /* Processors without keys, and old kernels, refuse. */
+    long key = call(SYS_pkey_alloc, 0, 0, 0, 0, 0, 0);
+    if (key > 0)
+        CHECK(call(SYS_pkey_mprotect, (long)parts[KEYED], length, PROT_READ | PROT_WRITE, key, 0, 0) == 0);
+    if (getenv("FARPAGE_SESSION") != NULL)
+        CHECK(threads_here() <= 2);
+    grow();
+    for (int turn = 0; turn < 2; turn++) {
+        push_out();
+        REQUIRE_OUT(parts[PLAIN], bytes);
+        CHECK(pages_out(parts[LOCKED], few) == 0);
+        CHECK(key <= 0 || pages_out(parts[KEYED], bytes) == 0);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            unsigned char residency;
+            CHECK(mincore(parts[HIDDEN], PAGE, &residency) == -1 && errno == ENOMEM);
+            VERIFY_ZERO(parts[WIPED], bytes);
+            for (size_t i = KEPT; i < COUNT; i++)
+                VERIFY(parts[i], bytes, i);
+            char *anew = map_at(parts[HIDDEN], bytes, MAP_FIXED);
+            push_out();
+            VERIFY_ZERO(anew, bytes);
+            VERIFY_ZERO(parts[WIPED], bytes);
+            VERIFY(parts[PLAIN], bytes, PLAIN);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        for (size_t i = 0; i < COUNT; i++)
+            VERIFY(parts[i], bytes, i);
+    }
+    still_works(4);
+}
+
 MAIN({ "closes_all_descriptors", closes_all_descriptors }, { "takes_our_numbers", takes_our_numbers },
      { "takes_our_numbers_while_out", takes_our_numbers_while_out }, { "many_regions", many_regions },
      { "exhausts_its_stack", exhausts_its_stack }, { "limits_of_everything", limits_of_everything },
      { "limits_its_files", limits_its_files },
      { "another_user", another_user }, { "another_root", another_root },
      { "cleared_environment", cleared_environment }, { "clones_of_nothing", clones_of_nothing },
-     { "refused_programs", refused_programs }, { "changed_past_libc_before", changed_past_libc_before })
+     { "refused_programs", refused_programs }, { "changed_past_libc_before", changed_past_libc_before },
+     { "advised_past_libc_before", advised_past_libc_before })

@@ -91,7 +91,7 @@ cases! {
         sent_to_the_newborn heard_after_a_child little_stack_is_used never_come_back nowhere_to_run in_children;
     stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks threads_of_a_library;
     strange: closes_all_descriptors takes_our_numbers takes_our_numbers_while_out many_regions exhausts_its_stack limits_of_everything another_user another_root
-        cleared_environment clones_of_nothing refused_programs changed_past_libc_before;
+        cleared_environment clones_of_nothing refused_programs changed_past_libc_before advised_past_libc_before;
     processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_while_out fork_while_sparse
         line_of_forks_while_out many_children_while_out wiped_in_children wiped_up_to_a_file wiped_where_it_was_moved sealed_and_forked holes_of_its_own kept_from_children_and_given_again
         snapshots_beside_writers bare_clone

@@ -451,28 +451,64 @@ pub fn for_each_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
     })
 }
 
-/// Does the same as [`for_each_mapping`], but leaves out mappings for which the program has asked the kernel
-/// for something special. Special is memory that a fork's child doesn't get, or gets as zeros. Locked memory,
-/// growing stacks, memory that may be dropped, devices and huge pages are special, too. The same holds for
-/// memory that is sealed or registered with a userfaultfd. The kernel goes through all pages to answer.
-pub fn for_each_plain_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
-    let mut last = None;
+/// What a program has asked the kernel to do with a mapping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// A fork's child finds zeros in place of the content.
+    pub is_wiped: bool,
+    /// A fork's child doesn't get the mapping.
+    pub is_hidden: bool,
+    /// Locked in memory.
+    pub is_locked: bool,
+    /// Protected by a key of the processor.
+    pub is_keyed: bool,
+    /// Something else: a growing stack, memory that may be dropped, a device, huge pages, memory that is
+    /// sealed or registered with a userfaultfd.
+    pub is_other: bool,
+}
+
+impl Requests {
+    /// Returns what the words after `VmFlags:` say.
+    fn of_flags(words: &[u8]) -> Requests {
+        const OTHERS: [&[u8]; 8] = [b"gd", b"io", b"pf", b"ht", b"um", b"uw", b"dp", b"sl"];
+        let mut requests = Requests::default();
+        for word in words.split(|byte| *byte == b' ') {
+            match word {
+                b"wf" => requests.is_wiped = true,
+                b"dc" => requests.is_hidden = true,
+                b"lo" => requests.is_locked = true,
+                _ => requests.is_other |= OTHERS.contains(&word),
+            }
+        }
+        requests
+    }
+}
+
+/// Calls `visit` for each mapping of this process, with what the program has asked for it. The kernel goes
+/// through all pages to answer: 5 ms for each GiB that is in memory, less with huge pages.
+pub fn for_each_mapping_and_requests(mut visit: impl FnMut(Mapping, Requests)) -> Result<(), Errno> {
+    let (mut last, mut is_keyed) = (None, false);
     for_each_line(c"/proc/thread-self/smaps", |line| {
         if let Some(mapping) = parse_mapping(line) {
-            last = Some(mapping);
-        } else if let Some(flags) = line.strip_prefix(b"VmFlags:")
-            && let Some(mapping) = last.take().filter(|_| !is_special(flags))
+            (last, is_keyed) = (Some(mapping), false);
+        } else if let Some(key) = line.strip_prefix(b"ProtectionKey:") {
+            is_keyed = parse_decimal(key) != Some(0);
+        } else if let Some(words) = line.strip_prefix(b"VmFlags:")
+            && let Some(mapping) = last.take()
         {
-            visit(mapping);
+            visit(mapping, Requests { is_keyed, ..Requests::of_flags(words) });
         }
     })
 }
 
-/// Returns whether one of a mapping's flags marks the mapping as special.
-fn is_special(flags: &[u8]) -> bool {
-    const SPECIAL: [&[u8]; 11] =
-        [b"wf", b"dc", b"lo", b"gd", b"io", b"pf", b"ht", b"um", b"uw", b"dp", b"sl"];
-    flags.split(|byte| *byte == b' ').any(|flag| SPECIAL.contains(&flag))
+/// Does the same as [`for_each_mapping`], but leaves out mappings for which the program has asked anything.
+/// The kernel goes through all pages to answer.
+pub fn for_each_plain_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
+    for_each_mapping_and_requests(|mapping, requests| {
+        if requests == Requests::default() {
+            visit(mapping);
+        }
+    })
 }
 
 fn for_each_line(path: &core::ffi::CStr, mut visit: impl FnMut(&[u8])) -> Result<(), Errno> {

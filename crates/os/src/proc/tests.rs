@@ -52,7 +52,10 @@ fn mappings_that_are_special_to_the_program_are_left_out() {
     assert!(is_plain());
     // SAFETY: the range is the mapping just made.
     unsafe { munmap(base, BYTES) }.unwrap();
-    assert!(is_special(b" rd wr mr mw me lo ac sd") && !is_special(b" rd wr mr mw me ac sd"));
+    let locked = Requests { is_locked: true, ..Requests::default() };
+    assert_eq!(Requests::of_flags(b" rd wr mr mw me lo ac sd"), locked);
+    assert_eq!(Requests::of_flags(b" rd wr mr mw me ac sd"), Requests::default());
+    assert!(Requests::of_flags(b" rd wr gd").is_other);
 }
 
 #[test]

@@ -1,18 +1,18 @@
-//! Corrects the list of ranges by /proc, before the engine takes memory over.
+//! Corrects the list of ranges by /proc, before the engine evicts the first page.
 //!
 //! A program within its budget may have changed mappings by system calls of its own, past libc. No hook saw
-//! these calls. From the takeover on, `signal` and `segv` stop such calls, so the list stays right there.
+//! these calls. After activation, `signal` and `segv` stop such calls, so the list stays right there.
 
 use crate::engine::Engine;
 use crate::mappings::changes::{EVERYTHING, flags_of};
 use crate::mappings::map_lock::Exclusive;
 use farpage_core::table::ranges::Flags;
 use farpage_core::units::{PageIndex, PageRange};
-use farpage_os::proc::{self, Mapping};
+use farpage_os::proc::{self, Mapping, Requests};
 
 impl Engine {
-    /// Forgets what is no longer anonymous memory of the program's own, and notes protections. Nothing is
-    /// registered yet, and no page is out.
+    /// Forgets what is no longer anonymous memory of the program's own. Notes protections, and what the
+    /// program has asked the kernel to do with its memory. Nothing is registered yet, and no page is out.
     pub fn note_unseen_changes(&self, _: &Exclusive<'_>) {
         let mut from = PageIndex(0);
         let read = proc::for_each_mapping(|mapping| {
@@ -27,6 +27,8 @@ impl Engine {
         if read.is_ok() {
             self.forget_unless_mapped(from, EVERYTHING.end);
         }
+        let _ =
+            proc::for_each_mapping_and_requests(|mapping, requests| self.note_requests(&mapping, requests));
     }
 
     /// Takes pages off the list that no anonymous mapping has.
@@ -47,5 +49,56 @@ impl Engine {
         let protected = if mapping.is_private_data { Flags::NONE } else { flags_of(mapping) };
         let now = |flags: Flags| flags.without(Flags::PROTECTED).without(Flags::FOREIGN).with(protected);
         let _ = self.pager.ranges.lock().update(mapping.pages, now);
+    }
+
+    fn note_requests(&self, mapping: &Mapping, requests: Requests) {
+        if requests.is_other {
+            return self.forget_unless_mapped(mapping.pages.start, mapping.pages.end);
+        }
+        let now = |flags| with_requests(flags, requests);
+        let _ = self.pager.ranges.lock().update(mapping.pages, now);
+    }
+}
+
+/// Returns `flags` with what the program has asked for, and without what it has taken back.
+fn with_requests(flags: Flags, requests: Requests) -> Flags {
+    let asked = [
+        (requests.is_wiped, Flags::WIPE_ON_FORK),
+        (requests.is_hidden, Flags::DONT_FORK),
+        (requests.is_locked, Flags::LOCKED),
+        (requests.is_keyed, Flags::KEYED),
+    ];
+    asked.iter().fold(flags, |flags, (is_asked, flag)| match is_asked {
+        true => flags.with(*flag),
+        false => flags.without(*flag),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_request_sets_its_flag_and_clears_the_others() {
+        const NONE: Requests = Requests {
+            is_wiped: false,
+            is_hidden: false,
+            is_locked: false,
+            is_keyed: false,
+            is_other: false,
+        };
+        let all = Flags::WIPE_ON_FORK.with(Flags::DONT_FORK).with(Flags::LOCKED).with(Flags::KEYED);
+        let cases = [
+            (NONE, Flags::NONE),
+            (Requests { is_wiped: true, ..NONE }, Flags::WIPE_ON_FORK),
+            (Requests { is_hidden: true, ..NONE }, Flags::DONT_FORK),
+            (Requests { is_keyed: true, ..NONE }, Flags::KEYED),
+            (Requests { is_locked: true, ..NONE }, Flags::LOCKED),
+        ];
+        for (requests, flags) in cases {
+            assert_eq!(with_requests(Flags::NONE, requests), flags, "{requests:?}");
+            let changed = with_requests(all.with(Flags::PROTECTED), requests);
+            assert_eq!(changed, flags.with(Flags::PROTECTED), "{requests:?}");
+        }
     }
 }
