@@ -760,6 +760,18 @@ fn field_of_status<'t>(text: &'t [u8], name: &[u8]) -> Option<&'t [u8]> {
     line.map(<[u8]>::trim_ascii)
 }
 
+/// Returns how many descriptors the calling thread can have: the size of the kernel's table, or the limit if
+/// the table may still grow.
+pub fn descriptors_max() -> usize {
+    /// The kernel's default for the largest limit (fs.nr_open), where /proc can't be read.
+    const DEFAULT: u64 = 1 << 20;
+    let mut text = [0; 4096];
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let read = open(c"/proc/thread-self/status").and_then(|file| read_at(&file, &mut text, 0));
+    let size = field_of_status(&text[..read.unwrap_or(0)], b"FDSize:").and_then(parse_decimal);
+    size.unwrap_or(DEFAULT).max(limit) as usize
+}
+
 /// Returns the most memory in RAM that this process has had since it executed its program, in bytes.
 pub fn resident_peak() -> Option<u64> {
     let mut text = [0; 4096];

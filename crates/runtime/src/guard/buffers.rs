@@ -30,6 +30,9 @@ pub trait Memory {
 
     /// Returns whether a call that names this process or thread means the memory at hand.
     fn is_own_process(&self, number: u32) -> bool;
+
+    /// Returns how many descriptors this process can have, at most.
+    fn descriptors_max(&self) -> usize;
 }
 
 /// Address where a program's memory ends.
@@ -57,6 +60,8 @@ const TEXT_BYTES_MAX: usize = 32 * PAGE_BYTES;
 const BYTES_MAX: usize = 0x7fff_f000;
 /// Bytes assumed at an address of which only the address is known. Most structures are smaller.
 const UNKNOWN_BYTES: usize = 2 * PAGE_BYTES;
+/// Descriptors in a set that libc declares (FD_SETSIZE).
+const SMALL_SET: usize = 1024;
 /// Bytes of one instruction of a filter.
 const INSTRUCTION_BYTES: usize = 8;
 const SOL_SOCKET: usize = 1;
@@ -143,6 +148,15 @@ impl<M: Memory> Walk<'_, M> {
         usize::try_from(self.argument(number) as i32).unwrap_or(0)
     }
 
+    /// Returns an argument that counts descriptors. The kernel takes one that is too large for its table for
+    /// the size of the table.
+    fn descriptors(&mut self, number: u8) -> usize {
+        match self.count(number) {
+            few if few <= SMALL_SET => few,
+            many => many.min(self.memory.descriptors_max().max(SMALL_SET)),
+        }
+    }
+
     fn pointer(&mut self, pointer: &Pointer) {
         let (address, how) = (self.argument(pointer.argument), pointer.how);
         match pointer.what {
@@ -152,6 +166,10 @@ impl<M: Memory> Walk<'_, M> {
             What::Behind8(by) => self.buffer(address, self.argument(by).saturating_add(8), how),
             What::Array(by, each) => self.buffer(address, self.count(by) * usize::from(each), how),
             What::Bits(by) => self.buffer(address, self.count(by).div_ceil(64) * 8, how),
+            What::DescriptorBits(by) => {
+                let bits = self.descriptors(by);
+                self.buffer(address, bits.div_ceil(64) * 8, how);
+            }
             What::PerPage(by) => self.buffer(address, self.argument(by).div_ceil(PAGE_BYTES), how),
             What::SizedBy(by) => {
                 let bytes = self.half(self.argument(by));
@@ -569,6 +587,9 @@ mod tests {
         fn is_own_process(&self, number: u32) -> bool {
             number as usize == OWN
         }
+        fn descriptors_max(&self) -> usize {
+            5000
+        }
     }
 
     fn told(call: u32, arguments: [usize; 6], words: &[(usize, u64)]) -> Vec<(usize, usize, How)> {
@@ -581,6 +602,18 @@ mod tests {
     const A: usize = 0x10_0000;
     const B: usize = 0x20_0000;
     const C: usize = 0x30_0000;
+
+    /// A bug: `select` with a number of 2^31 - 1, which some programs give, brought in 256 MiB for each set.
+    #[test]
+    fn sets_of_descriptors_are_no_larger_than_the_table() {
+        let bytes = |count: usize| {
+            let told = told(raw::__NR_select, [count, A, 0, 0, 0, 0], &[]);
+            told.first().map_or(0, |(_, bytes, _)| *bytes)
+        };
+        assert_eq!([0, 1, 64, 65, 1024].map(bytes), [0, 8, 8, 16, 128]);
+        assert_eq!([4000, 5000, 5001, i32::MAX as usize].map(bytes), [504, 632, 632, 632]);
+        assert_eq!(bytes(usize::MAX), 0, "the kernel refuses a negative number");
+    }
 
     #[test]
     fn what_is_named_in_other_memory_is_found_and_nothing_is_read_unannounced() {

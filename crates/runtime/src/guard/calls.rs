@@ -36,6 +36,8 @@ pub enum What {
     Array(u8, u16),
     /// As many bits as this argument says, in whole words of 8 bytes.
     Bits(u8),
+    /// The same with a bit for each descriptor. The kernel reads none for a number that no descriptor can have.
+    DescriptorBits(u8),
     /// A byte for each page of a range, whose length in bytes is this argument.
     PerPage(u8),
     /// As many bytes as a 32-bit word says, whose address is this argument.
@@ -99,14 +101,16 @@ const fn text(argument: u8) -> Pointer {
 }
 
 use What::{
-    Array, Attribute, Behind8, Bits, Bytes, CloneArguments, ControlBlocks, Message, Messages, PerPage, Sized,
-    Sized32, SizedAddress, SizedBy, SocketAddress, Texts, Vectors, WaitWordPair, WaitWords,
+    Array, Attribute, Behind8, Bits, Bytes, CloneArguments, ControlBlocks, DescriptorBits, Message, Messages,
+    PerPage, Sized, Sized32, SizedAddress, SizedBy, SocketAddress, Texts, Vectors, WaitWordPair, WaitWords,
 };
 
 // Sizes of the kernel's structures.
 const STAT: What = Bytes(144);
 const STATFS: What = Bytes(120);
 const TIME: What = Bytes(16);
+/// A set of descriptors, as large as the first argument says.
+const SET: What = DescriptorBits(0);
 const INTERVAL: What = Bytes(32);
 const USAGE: What = Bytes(144);
 const LIMIT: What = Bytes(16);
@@ -137,7 +141,7 @@ const TABLE: &[(u32, &[Pointer])] = &[
     (raw::__NR_writev, &[reads(1, Vectors(2))]),
     (raw::__NR_access, &[text(0)]),
     (raw::__NR_pipe, &[writes(0, TWO_INTS)]),
-    (raw::__NR_select, &[both(1, Bits(0)), both(2, Bits(0)), both(3, Bits(0)), both(4, TIME)]),
+    (raw::__NR_select, &[both(1, SET), both(2, SET), both(3, SET), both(4, TIME)]),
     (raw::__NR_mincore, &[writes(2, PerPage(1))]),
     (raw::__NR_shmctl, &[both(2, Bytes(112))]),
     (raw::__NR_nanosleep, &[reads(0, TIME), writes(1, TIME)]),
@@ -275,10 +279,7 @@ const TABLE: &[(u32, &[Pointer])] = &[
     (raw::__NR_readlinkat, &[text(1), writes(2, Sized32(3))]),
     (raw::__NR_fchmodat, &[text(1)]),
     (raw::__NR_faccessat, &[text(1)]),
-    (
-        raw::__NR_pselect6,
-        &[both(1, Bits(0)), both(2, Bits(0)), both(3, Bits(0)), both(4, TIME), reads(5, SizedAddress)],
-    ),
+    (raw::__NR_pselect6, &[both(1, SET), both(2, SET), both(3, SET), both(4, TIME), reads(5, SizedAddress)]),
     (raw::__NR_ppoll, &[both(0, Array(1, 8)), both(2, TIME), reads(3, Sized(4))]),
     (raw::__NR_set_robust_list, &[stays(0, Bytes(24))]),
     (raw::__NR_get_robust_list, &[writes(1, WORD), writes(2, WORD)]),
