@@ -17,7 +17,7 @@ use super::resident::Guarding;
 use super::rooms::{Level, Room};
 use super::signals::{self, open};
 use crate::engine::Engine;
-use farpage_os::clock::sleep_ns;
+use core::cell::Cell;
 use farpage_os::dispatch::Call;
 use farpage_os::errno::returned::{EAGAIN, EINTR, ENOSYS, EOPNOTSUPP, EPERM};
 use farpage_os::signal::{Context, Register};
@@ -39,8 +39,16 @@ const BYTES_MAX: usize = 0x7fff_f000;
 /// Bytes that a ready pipe or socket takes without waiting (`PIPE_BUF`).
 const READY_BYTES: usize = 4096;
 
-/// Nanoseconds between two tries of a writer that was told of free space and then found none.
+/// Nanoseconds between two tries of a writer that was told of free space and then found none. Further refusals
+/// make the pauses longer.
 const PAUSE_NS: u64 = 100_000;
+
+/// Nanoseconds of a second.
+const SECOND_NS: u64 = 1_000_000_000;
+
+const SOL_SOCKET: usize = 1;
+const SO_DOMAIN: usize = 39;
+const AF_UNIX: u32 = 1;
 
 const READ: usize = raw::__NR_read as usize;
 const WRITE: usize = raw::__NR_write as usize;
@@ -158,8 +166,12 @@ pub fn transfer(
         Kind::Stream => {
             // Asks for as much as is sure to be had at once, into the first buffer.
             let (address, bytes) = buffers.next(&mut guarding)??;
+            let least = bytes_to_wait_for(fd);
+            if how.is_list && bytes < least {
+                return None;
+            }
             *call = Call { number: how.one, ..plain };
-            (call.arguments[1], call.arguments[2]) = (address, bytes.min(PART_BYTES_MIN));
+            (call.arguments[1], call.arguments[2]) = (address, bytes.min(least.max(PART_BYTES_MIN)));
             None
         }
         // The kernel refuses the call before it looks at any memory.
@@ -288,9 +300,7 @@ fn is_memory_device(device: u64) -> bool {
 fn is_stream(fd: BorrowedFd<'_>) -> bool {
     const SO_TYPE: usize = 3;
     const SO_PROTOCOL: usize = 38;
-    const SO_DOMAIN: usize = 39;
     const SOCK_STREAM: u32 = 1;
-    const AF_UNIX: u32 = 1;
     const AF_INET: u32 = 2;
     const AF_INET6: u32 = 10;
     const AF_VSOCK: u32 = 40;
@@ -307,7 +317,6 @@ fn is_stream(fd: BorrowedFd<'_>) -> bool {
 
 fn socket_option(fd: BorrowedFd<'_>, name: usize) -> Option<u32> {
     use rustix::fd::AsRawFd;
-    const SOL_SOCKET: usize = 1;
     let (mut value, mut bytes) = (0_u32, 4_u32);
     let arguments =
         [fd.as_raw_fd() as usize, SOL_SOCKET, name, &raw mut value as usize, &raw mut bytes as usize, 0];
@@ -322,16 +331,45 @@ fn asks_from_where(call: &Call) -> bool {
     call.number == raw::__NR_recvfrom as usize && call.arguments[4] != 0
 }
 
-/// Returns whether poll(2) shows one of `signs`. POLLERR means an error to be reported, or something in the
-/// queue of errors (bytes sent from where they lie, times). The two can't be told apart without taking the
-/// error.
-fn is_broken(fd: i32, signs: u64) -> bool {
+/// Returns how many bytes a reader of a socket waits for (SO_RCVLOWAT). Returns 0 for anything else.
+fn bytes_to_wait_for(fd: i32) -> usize {
+    const SO_RCVLOWAT: usize = 18;
+    // SAFETY: the descriptor is only asked about, and one that isn't open is an error.
+    socket_option(unsafe { BorrowedFd::borrow_raw(fd) }, SO_RCVLOWAT).unwrap_or(0) as usize
+}
+
+/// Returns whether the socket reports in its queue of errors what became of bytes: sent from where they lie
+/// (SO_ZEROCOPY), or when (SO_TIMESTAMPING).
+fn fills_queue_of_errors(fd: i32) -> bool {
+    const SO_TIMESTAMPING: usize = 37;
+    const SO_ZEROCOPY: usize = 60;
+    // SAFETY: the descriptor is only asked about, and one that isn't open is an error.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    [SO_TIMESTAMPING, SO_ZEROCOPY].iter().any(|name| socket_option(fd, *name).is_some_and(|value| value != 0))
+}
+
+/// Returns whether bytes can be read now.
+fn has_bytes(fd: i32) -> bool {
+    // SAFETY: the descriptor is only asked about, and one that isn't open is an error.
+    rustix::io::ioctl_fionread(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|bytes| bytes > 0)
+}
+
+/// Returns what poll(2) shows without being asked for. POLLERR means an error to be reported, or something in the queue of
+/// errors. The two can't be told apart without taking the error.
+fn signs(fd: i32) -> u64 {
     let mut asked = u64::from(fd as u32);
     let at_once = [0_u64; 2];
     let arguments = [&raw mut asked as usize, 1, at_once.as_ptr() as usize, 0, 0, 0];
     // SAFETY: the kernel gets one `pollfd` and a `timespec`, both on this function's stack.
     unsafe { sys::call(raw::__NR_ppoll as usize, arguments) };
-    asked >> 48 & signs != 0
+    asked >> 48
+}
+
+/// Returns whether a socket takes no more bytes. Where the queue of errors shows as POLLERR, a connection that
+/// has ended shows as POLLHUP, too.
+fn is_broken(fd: i32) -> bool {
+    let signs = signs(fd);
+    signs & POLLHUP != 0 || signs & POLLERR != 0 && !fills_queue_of_errors(fd)
 }
 
 const POLLERR: u64 = 8;
@@ -432,8 +470,8 @@ impl Parts<'_> {
     ) -> Result<(), Over> {
         for start in (0..bytes).step_by(part) {
             // An error that comes now is the next call's to report. The call of this part would take the
-            // error away.
-            if self.done > 0 && is_broken(fd, POLLERR) {
+            // error away, unless bytes come before the error.
+            if self.done > 0 && signs(fd) & POLLERR != 0 && !has_bytes(fd) {
                 return Err(Over(0));
             }
             self.all(address + start, part.min(bytes - start), part)?;
@@ -442,10 +480,10 @@ impl Parts<'_> {
     }
 
     fn as_space_comes(&mut self, wait: &Wait, address: usize, bytes: usize) -> Result<(), Over> {
-        let mut done = 0;
+        let (mut done, mut refusals) = (0, 0);
         while done < bytes {
             let blocked = self.context.blocked & !open();
-            let (waited, came) = self.room.at_work.waiting(|| wait.for_space(blocked));
+            let (waited, came) = self.room.at_work.waiting(|| wait.for_space(blocked, refusals));
             if let Some(signal) = came {
                 // The signal's handler runs now. If nothing is written yet, the call is made again after the
                 // handler, if both allow that.
@@ -459,7 +497,7 @@ impl Parts<'_> {
                 error => return Err(Over(error)),
             }
             // An error is the next call's to report, as above.
-            if self.done > 0 && wait.is_socket && is_broken(wait.fd, POLLERR | POLLHUP) {
+            if self.done > 0 && wait.is_socket && is_broken(wait.fd) {
                 return Err(Over(0));
             }
             let now = READY_BYTES.min(bytes - done);
@@ -473,14 +511,14 @@ impl Parts<'_> {
             if matches!(last, EOPNOTSUPP | ENOSYS | EPERM) {
                 last = self.part(address + done, now);
             } else if last == EAGAIN && !wait.is_not_to {
-                // Another writer was quicker.
-                sleep_ns(PAUSE_NS);
+                // Another writer was quicker, or poll(2) showed the queue of errors and no space.
+                refusals += 1;
                 continue;
             }
             if last <= 0 {
                 return Err(Over(last));
             }
-            done += last as usize;
+            (done, refusals) = (done + last as usize, 0);
         }
         Ok(())
     }
@@ -515,14 +553,20 @@ struct Wait {
     fd: i32,
     /// The writer doesn't wait. The kernel answers EAGAIN instead.
     is_not_to: bool,
-    /// Seconds and microseconds after which the writer gives up; zeros for never (SO_SNDTIMEO).
-    limit: [u64; 2],
     is_socket: bool,
+    /// Nanoseconds that a wait takes at most (SO_SNDTIMEO).
+    limit_ns: u64,
+    /// Nanoseconds that the waits of this call may still take together.
+    left_ns: Cell<u64>,
+    /// Each wait has the whole limit. In other sockets than those of AF_UNIX, all waits of a call share it.
+    is_limit_of_each: bool,
 }
 
 impl Wait {
+    /// Limit of a writer that waits for ever.
+    const FOR_EVER_NS: u64 = u64::MAX;
+
     fn of(fd: i32, call: &Call) -> Wait {
-        const SOL_SOCKET: usize = 1;
         const SO_SNDTIMEO: usize = 21;
         let has_flags =
             matches!(call.number as u32, raw::__NR_sendto | raw::__NR_recvfrom | raw::__NR_sendmsg);
@@ -534,31 +578,69 @@ impl Wait {
         // SAFETY: the kernel writes a `timeval` and its length, on this function's stack. A descriptor that
         // is no socket leaves the `timeval` zero.
         let is_socket = unsafe { sys::call(raw::__NR_getsockopt as usize, place) } == 0;
-        Wait { fd, is_not_to: is_told || is_set, limit, is_socket }
+        let [seconds, micros] = limit;
+        let limit_ns = match seconds.saturating_mul(SECOND_NS).saturating_add(micros.saturating_mul(1000)) {
+            0 => Self::FOR_EVER_NS,
+            limit => limit,
+        };
+        // SAFETY: the descriptor is only asked about, and one that isn't open is an error.
+        let domain = socket_option(unsafe { BorrowedFd::borrow_raw(fd) }, SO_DOMAIN);
+        let is_limit_of_each = domain == Some(AF_UNIX);
+        Wait {
+            fd,
+            is_not_to: is_told || is_set,
+            is_socket,
+            limit_ns,
+            left_ns: Cell::new(limit_ns),
+            is_limit_of_each,
+        }
     }
 
     /// Returns whether the writer would wait for ever. With a time limit a call isn't made again after a
     /// handler.
     fn is_patient(&self) -> bool {
-        self.limit == [0, 0]
+        self.limit_ns == Self::FOR_EVER_NS
     }
 
-    /// Waits until something can be written, or a signal of the program's has come. Returns 0, EINTR for a
-    /// signal, or EAGAIN when the time limit has passed.
-    fn for_space(&self, mask: u64) -> isize {
+    /// Waits until something can be written, or a signal of the program's has come. `refusals` says how often
+    /// in a row the kernel has then refused to write. Returns 0, EINTR for a signal, or EAGAIN when the time
+    /// limit has passed.
+    fn for_space(&self, mask: u64, refusals: u32) -> isize {
         const POLLOUT: u64 = 4;
+        const DOUBLINGS_MAX: u32 = 6;
         if self.is_not_to {
             return 0;
         }
+        if refusals > 0 {
+            let pause_ns = PAUSE_NS << (refusals - 1).min(DOUBLINGS_MAX);
+            match self.poll(0, 0, pause_ns, mask) {
+                0 => {}
+                over => return over,
+            }
+        } else if self.is_limit_of_each {
+            self.left_ns.set(self.limit_ns);
+        }
         let mut asked = u64::from(self.fd as u32) | POLLOUT << 32;
-        let mut limit = [self.limit[0], self.limit[1] * 1000];
-        let limit = if self.is_patient() { 0 } else { &raw mut limit as usize };
-        let arguments = [&raw mut asked as usize, 1, limit, &raw const mask as usize, size_of::<u64>(), 0];
-        // SAFETY: the kernel gets one `pollfd`, a `timespec` and a mask of 8 bytes, all on this function's
-        // stack.
-        match unsafe { sys::call(raw::__NR_ppoll as usize, arguments) } {
+        self.poll(&raw mut asked as usize, 1, Self::FOR_EVER_NS, mask)
+    }
+
+    /// Does ppoll with `count` descriptors at `place`, and takes the time from what is left. Returns 0, EINTR,
+    /// or EAGAIN if nothing is left.
+    fn poll(&self, place: usize, count: usize, longest_ns: u64, mask: u64) -> isize {
+        let limit_ns = self.left_ns.get().min(longest_ns);
+        let mut time = [limit_ns / SECOND_NS, limit_ns % SECOND_NS];
+        let limit = if limit_ns == Self::FOR_EVER_NS { 0 } else { &raw mut time as usize };
+        let arguments = [place, count, limit, &raw const mask as usize, size_of::<u64>(), 0];
+        // SAFETY: the kernel gets the `pollfd`s of this file, a `timespec` and a mask of 8 bytes, all on a
+        // stack. It writes to the `timespec` what is left of it.
+        let result = unsafe { sys::call(raw::__NR_ppoll as usize, arguments) };
+        if !self.is_patient() {
+            let rest_ns = if limit == 0 { limit_ns } else { time[0] * SECOND_NS + time[1] };
+            self.left_ns.set(self.left_ns.get().saturating_sub(limit_ns.saturating_sub(rest_ns)));
+        }
+        match result {
             EINTR => EINTR,
-            0 => EAGAIN,
+            0 if self.left_ns.get() == 0 => EAGAIN,
             _ => 0,
         }
     }
