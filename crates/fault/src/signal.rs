@@ -67,7 +67,8 @@ pub enum Inline {
     Elsewhere,
 }
 
-struct Ring {
+/// Faults that no engine thread has taken up yet, in a ring.
+struct Waiting {
     faults: [Fault; WAITING_MAX],
     first: usize,
     count: usize,
@@ -83,12 +84,12 @@ struct Bucket {
 
 /// The queue between threads of the program and engine threads.
 pub struct Handover {
-    ring: Lock<Ring, { rank::LAST }>,
+    waiting: Lock<Waiting, { rank::LAST }>,
     /// Changes with each fault that is handed over.
     bell: AtomicU32,
     /// Count of engine threads that sleep until `bell` changes.
     idle: AtomicU32,
-    /// Changes when faults were taken out of a full ring.
+    /// Changes when faults were taken out of the full ring.
     freed: AtomicU32,
     buckets: [Bucket; BUCKETS],
     /// Whether no thread takes faults up any more.
@@ -106,7 +107,7 @@ impl Handover {
     pub fn new() -> Handover {
         let nothing = Fault { page: PageIndex(0), access: Access::Read };
         Handover {
-            ring: Lock::new(Ring { faults: [nothing; WAITING_MAX], first: 0, count: 0 }),
+            waiting: Lock::new(Waiting { faults: [nothing; WAITING_MAX], first: 0, count: 0 }),
             bell: AtomicU32::new(0),
             idle: AtomicU32::new(0),
             freed: AtomicU32::new(0),
@@ -119,11 +120,11 @@ impl Handover {
         &self.buckets[page.0 as usize % BUCKETS]
     }
 
-    /// Serves a fault by `here`, or hands the fault over and sleeps until the page is settled. Called in a
+    /// Serves a fault by `inline`, or hands the fault over and sleeps until the page is settled. Called in a
     /// thread of the program, with signals blocked. When the call returns, the page may be there, or the
     /// access faults again.
-    pub fn serve(&self, fault: Fault, mut here: impl FnMut(Fault) -> Inline) {
-        let first = here(fault);
+    pub fn serve(&self, fault: Fault, mut inline: impl FnMut(Fault) -> Inline) {
+        let first = inline(fault);
         if first == Inline::Served {
             return;
         }
@@ -137,7 +138,7 @@ impl Handover {
         let turn = bucket.turn.load(Ordering::SeqCst);
         // The thread that deals with the page may have woken the sleepers before this thread was one. A
         // joined fault is therefore tried once more.
-        let now = if first == Inline::Joined { here(fault) } else { first };
+        let now = if first == Inline::Joined { inline(fault) } else { first };
         if now == Inline::Served {
             bucket.sleepers.fetch_sub(1, Ordering::Relaxed);
             return;
@@ -155,11 +156,11 @@ impl Handover {
         loop {
             let freed = self.freed.load(Ordering::SeqCst);
             {
-                let mut ring = self.ring.lock();
-                if ring.count < WAITING_MAX {
-                    let at = (ring.first + ring.count) % WAITING_MAX;
-                    ring.faults[at] = fault;
-                    ring.count += 1;
+                let mut waiting = self.waiting.lock();
+                if waiting.count < WAITING_MAX {
+                    let at = (waiting.first + waiting.count) % WAITING_MAX;
+                    waiting.faults[at] = fault;
+                    waiting.count += 1;
                     break;
                 }
             }
@@ -230,19 +231,19 @@ impl Handover {
     }
 
     fn take(&self, faults: &mut [Fault; FAULTS_MAX]) -> usize {
-        let mut ring = self.ring.lock();
-        let was_full = ring.count == WAITING_MAX;
+        let mut waiting = self.waiting.lock();
+        let was_full = waiting.count == WAITING_MAX;
         // The rest of the faults is left to idle threads, because each fault may need a read.
         let idle = self.idle.load(Ordering::Relaxed) as usize;
-        let most = ring.count.div_ceil(idle + 1).min(FAULTS_MAX);
+        let most = waiting.count.div_ceil(idle + 1).min(FAULTS_MAX);
         let mut count = 0;
         while count < most {
-            faults[count] = ring.faults[ring.first];
-            ring.first = (ring.first + 1) % WAITING_MAX;
-            ring.count -= 1;
+            faults[count] = waiting.faults[waiting.first];
+            waiting.first = (waiting.first + 1) % WAITING_MAX;
+            waiting.count -= 1;
             count += 1;
         }
-        drop(ring);
+        drop(waiting);
         if was_full {
             // Ordering: SeqCst. A thread that found no free place has read the number before, and doesn't
             // sleep on an old one.

@@ -156,8 +156,9 @@ pub struct Engine {
     pub unmovable_until_ns: AtomicU64,
     /// Whether the last try to make the pool denser found nothing to do, or no free space in the pool.
     pub densify_is_vain: AtomicBool,
-    /// Whether a thread of the program can't be armed. Then nothing is evicted.
-    pub cant_be_armed: AtomicBool,
+    /// Whether the engine never becomes active, because a thread of the program can't be armed or the engine
+    /// ends.
+    pub never_activates: AtomicBool,
     /// Not 0 once the program has called mlockall(MCL_FUTURE).
     pub lock_future: AtomicU32,
     /// The children's generations, and what a parent left to this process.
@@ -372,7 +373,7 @@ impl Engine {
 
     /// Asks the keeper to activate, and waits a while. False if the engine is active, or never can be.
     fn is_to_activate(&self) -> bool {
-        if self.is_active() || self.cant_be_armed.load(Ordering::Relaxed) {
+        if self.is_active() || self.never_activates.load(Ordering::Relaxed) {
             return false;
         }
         self.activation_wanted.store(1, Ordering::Relaxed);

@@ -341,7 +341,7 @@ fn wait_for_budget(engine: &'static Engine) -> i32 {
 fn activate(engine: &'static Engine, nice: i32) {
     // The keeper counts, too, because it makes its worker afterwards.
     engine.starting.fetch_add(1, Ordering::Relaxed);
-    if !engine.mode().calls_can_wait() && !guard::arm::all(engine, &mut Rounds::begin()) {
+    if !engine.mode().calls_can_wait() && !guard::arm::arm_all_threads(engine, &mut Rounds::begin()) {
         retire::end(engine, None);
     }
     // No thread can open the file any more. A child that inherits pages has a parent that hadn't it open.
@@ -635,7 +635,7 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
         evicting: AtomicU32::new(0),
         unmovable_until_ns: AtomicU64::new(0),
         densify_is_vain: AtomicBool::new(false),
-        cant_be_armed: AtomicBool::new(false),
+        never_activates: AtomicBool::new(false),
         lock_future: AtomicU32::new(0),
         heirs: Heirs::default(),
         elder: AtomicPtr::new(

@@ -91,7 +91,7 @@ static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 /// Arms every thread of the program. Runs in the keeper, with no lock held, and makes the keeper's rounds
 /// meanwhile. Returns false if the engine is to end before all threads are armed.
-pub fn all(engine: &'static Engine, rounds: &mut Rounds) -> bool {
+pub fn arm_all_threads(engine: &'static Engine, rounds: &mut Rounds) -> bool {
     if find_own_code().is_err() {
         engine.stop_program(StopReason::Arming);
     }
@@ -99,7 +99,7 @@ pub fn all(engine: &'static Engine, rounds: &mut Rounds) -> bool {
     unforked(engine, || {
         // Ordering: Release publishes the engine to handlers.
         ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
-        take_over();
+        install_handlers();
     });
     // A hook that arming interrupts continues with Farpage's signals open. Hooks that begin from now on must
     // leave them open, too.
@@ -122,7 +122,7 @@ pub fn all(engine: &'static Engine, rounds: &mut Rounds) -> bool {
         }
     }
     // A thread may have set its own handlers before it was armed.
-    unforked(engine, take_over);
+    unforked(engine, install_handlers);
     // The handler of `install_arming` stays: for a thread that was asked twice the signal is still pending.
     signals::all_are_armed();
     sys::keep_open(open());
@@ -377,7 +377,7 @@ fn wait_until_armed(engine: &Engine, room: &Room, rounds: &mut Rounds) {
                 let _ = send(engine, thread, room);
             }
             // The thread may have changed a handler meanwhile, and armed threads have that handler, too.
-            unforked(engine, take_over);
+            unforked(engine, install_handlers);
             rounds.make(engine);
             if blocking.is_lasting(now_ns(), || proc::waiting_thread(thread)) {
                 tell(engine, thread.into());
@@ -405,7 +405,7 @@ fn wait_until_armed(engine: &Engine, room: &Room, rounds: &mut Rounds) {
 }
 
 /// Puts Farpage's handlers in place. The dispositions that were there are the program's from now on.
-fn take_over() {
+fn install_handlers() {
     signals::take_over(handlers::on_fault, handlers::on_sigsys);
 }
 
@@ -417,7 +417,7 @@ pub fn install_handlers_in_borrower() {
 /// Stops the calling thread's system calls from now on. Returns false if the kernel can't.
 pub fn arm_this_thread() -> bool {
     let code = CODE[0].load(Ordering::Relaxed)..CODE[1].load(Ordering::Relaxed);
-    // SAFETY: `all` has installed the handler of SIGSYS, and `handlers::born` does so in a borrowing child.
+    // SAFETY: `arm_all_threads` has installed the handler of SIGSYS, and `handlers::born` does so in a borrowing child.
     // `on_arm` has opened SIGSYS in this thread; or an armed thread has made this one, and neither blocks
     // SIGSYS.
     unsafe { dispatch::arm(code, &SELECTOR) }.is_ok()
@@ -623,7 +623,7 @@ fn be_armed(room: &Room, context: &mut Context) -> bool {
     context.blocked &= !open();
     context.stack = room.stack();
     // Another thread may have changed a disposition by a call past libc.
-    take_over();
+    install_handlers();
     hold_frame(room, context);
     begin_in(room);
     wait_for_the_rest(context);

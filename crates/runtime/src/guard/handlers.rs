@@ -45,7 +45,7 @@ pub static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Returns the engine, if this process has one whose faults arrive as signals.
 pub fn engine() -> Option<&'static Engine> {
-    // Ordering: Acquire pairs with the Release in `arm::all`.
+    // Ordering: Acquire pairs with the Release in `arm::arm_all_threads`.
     // SAFETY: the pointer is null, or refers to an engine, which is placed for good.
     unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
 }
@@ -83,9 +83,9 @@ fn is_served(engine: &'static Engine, fault: Fault, is_unmapped: bool, context: 
     match (rooms::borrowed(engine), engine.protections) {
         (Some(room), _) => is_served_for_child(engine, room, fault),
         (None, Some(protections)) if engine.is_registered(fault.page) => {
-            is_forbidden_by_us(engine, protections, fault, is_unmapped, context)
+            is_closed_page_served(engine, protections, fault, is_unmapped, context)
         }
-        (None, _) => is_ours(engine, fault),
+        (None, _) => is_missing_page_served(engine, fault),
     }
 }
 
@@ -144,7 +144,7 @@ fn is_served_for_child(engine: &Engine, room: &Room, fault: Fault) -> bool {
 
 /// Serves a fault in `segv` mode, where a page that is out may not be touched. Returns whether the access is
 /// to be retried. The answer is false if the program itself has forbidden the access.
-fn is_forbidden_by_us(
+fn is_closed_page_served(
     engine: &'static Engine,
     protections: &ByProtection,
     fault: Fault,
@@ -190,7 +190,7 @@ const TRIES_MAX: u32 = 100;
 
 /// Serves a fault in `signal` mode, or on a page that isn't registered. Returns whether the access is to be
 /// retried: the page was brought in, or Farpage can't know yet whether it manages the page.
-fn is_ours(engine: &'static Engine, fault: Fault) -> bool {
+fn is_missing_page_served(engine: &'static Engine, fault: Fault) -> bool {
     if let Some(handover) = engine.handover.filter(|_| engine.is_registered(fault.page)) {
         // Lost pages are poisoned. The program is to hear of the fault.
         let is_lost = matches!(engine.pager.state(fault.page), State::Lost(_));

@@ -18,10 +18,10 @@ use farpage_os::sys::Errno;
 use farpage_os::thread;
 
 const IDLE: u32 = 0;
-const ASKED: u32 = 1;
+const RANGE_ASKED: u32 = 1;
 const ANSWERED: u32 = 2;
 /// A thread is about to fork. The registrar frees what was left to children that are gone, and makes a token.
-const TOKEN: u32 = 5;
+const TOKEN_ASKED: u32 = 5;
 /// A registered mapping is being moved: the registrar reads the kernel's event.
 const MOVING: u32 = 3;
 /// The mapping has been moved, or the call has failed.
@@ -42,7 +42,7 @@ impl Registrar {
     pub fn ask(&self, range: PageRange) -> Result<(), Errno> {
         self.start.store(range.start.0, Ordering::Relaxed);
         self.end.store(range.end.0, Ordering::Relaxed);
-        self.wait_for(ASKED)
+        self.wait_for(RANGE_ASKED)
     }
 
     /// Has the registrar map a page, the token, and returns its address. The token says to which generation
@@ -51,7 +51,7 @@ impl Registrar {
     /// exclusively.
     pub fn ask_for_token(&self, generation: usize) -> Result<usize, Errno> {
         self.start.store(generation as u64, Ordering::Relaxed);
-        self.wait_for(TOKEN)?;
+        self.wait_for(TOKEN_ASKED)?;
         Ok(self.end.load(Ordering::Relaxed) as usize)
     }
 
@@ -113,12 +113,12 @@ impl Registrar {
                 sync::wake_all(&self.state);
                 continue;
             }
-            if state != ASKED && state != TOKEN {
+            if state != RANGE_ASKED && state != TOKEN_ASKED {
                 futex::wait(&self.state, state);
                 continue;
             }
             let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
-            let answer = if state == TOKEN {
+            let answer = if state == TOKEN_ASKED {
                 fork::forget_heirless(engine);
                 let token = engine.while_nobody_reaps(|| engine.membership.token(start as usize));
                 token.map(|address| self.end.store(address as u64, Ordering::Relaxed))

@@ -45,6 +45,15 @@ pub enum Reclaim {
     Forbidden,
 }
 
+/// Whose thread serves a fault, and then reads ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// The faulting thread itself, a thread of the program.
+    Program,
+    /// An engine thread.
+    Engine,
+}
+
 struct Ring {
     plans: [Option<Plan>; QUEUE],
     first: usize,
@@ -264,19 +273,18 @@ struct Run {
 impl Worker {
     /// Decides what to read ahead because of a fault. Queues a window of a walk, or a plan for pages on an
     /// area, for the readahead threads. Returns the plan that is left for the time after the fault is served.
-    /// If the program waits for this thread (`here`), this thread itself brings in only a catch-up, and
-    /// queues any other plan. A catch-up is the next pages of a walk that is too fast for the readahead
-    /// threads. Under the map lock.
-    pub(crate) fn plan_ahead(&self, ticket: &mut Ticket, here: bool) -> Option<Plan> {
+    /// A thread of the program itself brings in only a catch-up, and queues any other plan. A catch-up is the
+    /// next pages of a walk that is too fast for the readahead threads. Under the map lock.
+    pub(crate) fn plan_ahead(&self, ticket: &mut Ticket, server: Server) -> Option<Plan> {
         let advice = self.engine.pager.plan_ahead(ticket);
         let Some(plan) = advice.plan else {
             let late = advice.late?;
             // In `segv` mode bytes are written through a file. A thread of the program hasn't got that file
             // in its table.
             let may_install = !self.engine.mode().installs_by_file() && late.count > 0;
-            return match here {
-                true => may_install.then_some(Plan::CatchUp(late)),
-                false => self.engine.ahead.pop(),
+            return match server {
+                Server::Program => may_install.then_some(Plan::CatchUp(late)),
+                Server::Engine => self.engine.ahead.pop(),
             };
         };
         let is_far = matches!(plan, Plan::Stream(_) | Plan::Rest(_)) || ticket.is_on_area();

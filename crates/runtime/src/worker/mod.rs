@@ -21,7 +21,7 @@ use crate::mappings::map_lock::ReaderIndex;
 use crate::privileges::limits;
 use crate::session::devices::{BackEndPlaces, BackEnds};
 use crate::session::{Notice, StopReason, pack_io_error};
-use crate::worker::ahead::{AheadMemory, Reclaim};
+use crate::worker::ahead::{AheadMemory, Reclaim, Server};
 use farpage_core::cache::Backing;
 use farpage_core::pager::{Access, BATCH_MAX, Batch, Step, Taken, Ticket, WriteBatch, WriteRequest};
 use farpage_core::readahead::Plan;
@@ -180,7 +180,7 @@ impl Worker {
         let (kind, plan) = match pager.fault(fault.page, fault.access) {
             Step::Zero(mut ticket) => {
                 let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
-                let plan = self.plan_ahead(&mut ticket, true);
+                let plan = self.plan_ahead(&mut ticket, Server::Program);
                 self.zero(ticket, fault.access);
                 (kind, plan)
             }
@@ -192,12 +192,12 @@ impl Worker {
                 return Inline::Elsewhere;
             }
             Step::Install(mut ticket) => {
-                let plan = self.plan_ahead(&mut ticket, true);
+                let plan = self.plan_ahead(&mut ticket, Server::Program);
                 self.install(ticket);
                 (Latency::Parked, plan)
             }
             Step::Load(mut ticket) => {
-                let plan = self.plan_ahead(&mut ticket, true);
+                let plan = self.plan_ahead(&mut ticket, Server::Program);
                 self.load(ticket);
                 (Latency::Pool, plan)
             }
@@ -215,7 +215,7 @@ impl Worker {
                     pager.give_back(ticket);
                     return Inline::Elsewhere;
                 };
-                let plan = self.plan_ahead(&mut ticket, true);
+                let plan = self.plan_ahead(&mut ticket, Server::Program);
                 shared = None;
                 self.read_inline(ticket, file);
                 (Latency::Area, plan)
@@ -269,22 +269,22 @@ impl Worker {
             let (kind, plan) = match self.engine.pager.fault(fault.page, fault.access) {
                 Step::Zero(mut ticket) => {
                     let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
-                    let plan = self.plan_ahead(&mut ticket, false);
+                    let plan = self.plan_ahead(&mut ticket, Server::Engine);
                     self.zero(ticket, fault.access);
                     (Some(kind), plan)
                 }
                 Step::Install(mut ticket) => {
-                    let plan = self.plan_ahead(&mut ticket, false);
+                    let plan = self.plan_ahead(&mut ticket, Server::Engine);
                     self.install(ticket);
                     (Some(Latency::Parked), plan)
                 }
                 Step::Load(mut ticket) => {
-                    let plan = self.plan_ahead(&mut ticket, false);
+                    let plan = self.plan_ahead(&mut ticket, Server::Engine);
                     self.load(ticket);
                     (Some(Latency::Pool), plan)
                 }
                 Step::Read(mut ticket) => {
-                    let plan = self.plan_ahead(&mut ticket, false);
+                    let plan = self.plan_ahead(&mut ticket, Server::Engine);
                     drop(shared);
                     self.read(ticket);
                     (Some(Latency::Area), plan)

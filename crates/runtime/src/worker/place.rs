@@ -21,8 +21,8 @@ const BACKED_KEPT: u32 = 64;
 /// Free frames with memory that came with pages, gathered at most before this memory is given back. Each
 /// return interrupts other CPUs. The limit is lower where there are few frames, where the marks are close
 /// together, and near the limit of the budget.
-const TRIMMED_AT_ONCE: u32 = 160;
-const TRIMMED_NEAR_LIMIT: u32 = DIRECT_BATCH as u32;
+const UNTRIMMED_MAX: u32 = 160;
+const UNTRIMMED_NEAR_LIMIT_MAX: u32 = DIRECT_BATCH as u32;
 /// Stretches of these frames whose memory is given back by one call.
 const STRETCHES_MAX: usize = 32;
 
@@ -33,8 +33,8 @@ impl Worker {
         self.collect_writes(Wait::No);
         let cache = self.engine.pager.cache();
         let gathered = cache.usage().free_moved;
-        let at_once = TRIMMED_AT_ONCE.min(cache.count() / 8).min(self.engine.budget.together());
-        if gathered >= at_once || gathered >= TRIMMED_NEAR_LIMIT && self.engine.is_near_limit() {
+        let at_once = UNTRIMMED_MAX.min(cache.count() / 8).min(self.engine.budget.together());
+        if gathered >= at_once || gathered >= UNTRIMMED_NEAR_LIMIT_MAX && self.engine.is_near_limit() {
             self.trim_frames();
         }
         self.engine.budget.refresh(self.engine.pager);
