@@ -1,8 +1,8 @@
 /* Large transfers by sockets with options of their own, and sets of descriptors. */
 #include "check.h"
-#include <linux/net_tstamp.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/select.h>
 #include <sys/socket.h>
@@ -28,12 +28,15 @@ static void connect_pair(int sockets[2], int bytes)
     CHECK(sockets[1] >= 0 && close(listener) == 0);
 }
 
-/* Every send leaves its time in the socket's queue of errors, which poll(2) shows as POLLERR. */
+/* Puts the news that bytes were sent from where they lie into the queue of errors, which poll(2) shows as
+ * POLLERR. */
 static void fill_queue_of_errors(int socket)
 {
-    int times = SOF_TIMESTAMPING_TX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE;
-    CHECK(setsockopt(socket, SOL_SOCKET, SO_TIMESTAMPING, &times, sizeof times) == 0);
-    CHECK(send(socket, "x", 1, 0) == 1);
+    int one = 1;
+    CHECK(setsockopt(socket, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one) == 0);
+    CHECK(send(socket, "x", 1, MSG_ZEROCOPY) == 1);
+    struct pollfd shown = { .fd = socket };
+    CHECK(poll(&shown, 1, 10000) == 1 && shown.revents == POLLERR);
 }
 
 static volatile int stops_reading;
@@ -96,6 +99,28 @@ static void queue_of_errors(void)
     VERIFY(from, LARGE, 30);
 }
 
+static void *shuts_down(void *argument)
+{
+    sleep(1);
+    CHECK(shutdown(*(int *)argument, SHUT_RD) == 0);
+    return NULL;
+}
+
+/* A send waits, and its peer reads no more from now on. poll(2) doesn't show that of a local socket. */
+static void peer_that_stops_reading(void)
+{
+    char *from = filled(LARGE, 36);
+    int sockets[2];
+    pthread_t other;
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+    CHECK(pthread_create(&other, NULL, shuts_down, &sockets[1]) == 0);
+    ssize_t sent = send(sockets[0], from, LARGE, MSG_NOSIGNAL);
+    CHECK(sent > 0 && sent < (ssize_t)(16 * MIB));
+    CHECK(send(sockets[0], from, LARGE, MSG_NOSIGNAL) == -1 && errno == EPIPE);
+    CHECK(pthread_join(other, NULL) == 0);
+    VERIFY(from, LARGE, 36);
+}
+
 static void *reads_slowly(void *argument)
 {
     static char some[16 * 1024];
@@ -155,8 +180,8 @@ static void reads_of_enough(void)
     VERIFY(to, 16 * MIB, 33);
 }
 
-/* The kernel takes a number of descriptors that is too large for the size of its table. What lies behind the
- * sets stays out. */
+/* The kernel takes a number of descriptors that is too large for the size of its table, or refuses the number.
+ * What lies behind the sets stays out. */
 static void sets_of_descriptors(void)
 {
     char *memory = filled(LARGE, 35);
@@ -176,9 +201,13 @@ static void sets_of_descriptors(void)
         CHECK(*(uint64_t *)memory == (uint64_t)1 << ends[1]);
         CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
     }
+    CHECK(call(SYS_poll, (long)memory, 0x7fffffff, 0, 0, 0, 0) == -EINVAL);
+    CHECK(call(SYS_ppoll, (long)memory, 0x7fffffff, 0, 0, 0, 0) == -EINVAL);
+    CHECK(call(SYS_set_mempolicy, 0, (long)memory, 0x7fffffff, 0, 0, 0) < 0);
     CHECK(pages_out(behind, 8 * MIB) >= before);
     VERIFY_FROM(memory + MIB, LARGE - MIB, 35, MIB / PAGE);
 }
 
 MAIN({ "queue_of_errors", queue_of_errors }, { "time_limit_of_all_waits", time_limit_of_all_waits },
-     { "reads_of_enough", reads_of_enough }, { "sets_of_descriptors", sets_of_descriptors })
+     { "reads_of_enough", reads_of_enough }, { "sets_of_descriptors", sets_of_descriptors },
+     { "peer_that_stops_reading", peer_that_stops_reading })

@@ -77,7 +77,8 @@ cases! {
         static_array_with_content populated populated_from_a_file hint_that_can_not_be;
     io: files streams long_lines direct direct_while_pushed_out pipes pages_lent_to_a_pipe pinned_over_the_budget registered_before_the_budget moved_after_it_was_registered through_proc forbidden_while_out discarded_while_a_call_waits calls_wait_with_memory_that_is_only_read futexes
         all_in_one_call large_writes_that_wait two_writers_of_a_pipe large_messages reads_that_do_not_wait peer_that_leaves;
-    sockets: queue_of_errors time_limit_of_all_waits reads_of_enough sets_of_descriptors;
+    sockets: queue_of_errors time_limit_of_all_waits reads_of_enough sets_of_descriptors
+        peer_that_stops_reading;
     peer_writes: from_a_parent;
     threads: only_threads protection_changes thrown_away mapped_anew moved_and_back locked advised
         others_come_and_go many_change all_on_the_same_page threads_end filled_by_many;

@@ -760,16 +760,12 @@ fn field_of_status<'t>(text: &'t [u8], name: &[u8]) -> Option<&'t [u8]> {
     line.map(<[u8]>::trim_ascii)
 }
 
-/// Returns how many descriptors the calling thread can have: the size of the kernel's table, or the limit if
-/// the table may still grow.
-pub fn descriptors_max() -> usize {
-    /// The kernel's default for the largest limit (fs.nr_open), where /proc can't be read.
-    const DEFAULT: u64 = 1 << 20;
+/// Returns how many descriptors the kernel's table for the calling thread has room for. None if /proc can't be
+/// read.
+pub fn descriptor_table_size() -> Option<usize> {
     let mut text = [0; 4096];
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    let read = open(c"/proc/thread-self/status").and_then(|file| read_at(&file, &mut text, 0));
-    let size = field_of_status(&text[..read.unwrap_or(0)], b"FDSize:").and_then(parse_decimal);
-    size.unwrap_or(DEFAULT).max(limit) as usize
+    let length = read_at(&open(c"/proc/thread-self/status").ok()?, &mut text, 0).ok()?;
+    parse_decimal(field_of_status(&text[..length], b"FDSize:")?).map(|size| size as usize)
 }
 
 /// Returns the most memory in RAM that this process has had since it executed its program, in bytes.

@@ -156,9 +156,9 @@ pub struct Engine {
     pub unmovable_until_ns: AtomicU64,
     /// Whether the last try to make the pool denser found nothing to do, or no free space in the pool.
     pub densify_is_vain: AtomicBool,
-    /// Whether the engine never becomes active, because a thread of the program can't be armed or the engine
-    /// ends.
-    pub never_activates: AtomicBool,
+    /// Whether a thread of the program can't be armed for now, or the engine ends. Then no thread waits for
+    /// activation.
+    pub activation_is_doubtful: AtomicBool,
     /// Not 0 once the program has called mlockall(MCL_FUTURE).
     pub lock_future: AtomicU32,
     /// The children's generations, and what a parent left to this process.
@@ -371,9 +371,9 @@ impl Engine {
         futex::wake(&self.starting, u32::MAX >> 1);
     }
 
-    /// Asks the keeper to activate, and waits a while. False if the engine is active, or never can be.
+    /// Asks the keeper to activate, and waits a while. False if the engine is active, or perhaps never can be.
     fn is_to_activate(&self) -> bool {
-        if self.is_active() || self.never_activates.load(Ordering::Relaxed) {
+        if self.is_active() || self.activation_is_doubtful.load(Ordering::Relaxed) {
             return false;
         }
         self.activation_wanted.store(1, Ordering::Relaxed);

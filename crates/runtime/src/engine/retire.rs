@@ -164,7 +164,7 @@ pub fn end_before_it_begins(engine: &'static Engine, exclusive: Exclusive<'stati
 fn end_under(engine: &'static Engine, exclusive: Exclusive<'static>) -> ! {
     let_go_of_all(engine);
     // Hooks and handlers under way go on as if the budget had never been reached and never would be.
-    engine.never_activates.store(true, Ordering::Relaxed);
+    engine.activation_is_doubtful.store(true, Ordering::Relaxed);
     engine.active.store(0, Ordering::Release);
     engine.handover.into_iter().for_each(farpage_fault::signal::Handover::close);
     drop(exclusive);

@@ -635,7 +635,7 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
         evicting: AtomicU32::new(0),
         unmovable_until_ns: AtomicU64::new(0),
         densify_is_vain: AtomicBool::new(false),
-        never_activates: AtomicBool::new(false),
+        activation_is_doubtful: AtomicBool::new(false),
         lock_future: AtomicU32::new(0),
         heirs: Heirs::default(),
         elder: AtomicPtr::new(

@@ -34,9 +34,9 @@ pub enum What {
     Behind8(u8),
     /// As many elements as this argument says. The second number is the bytes of an element.
     Array(u8, u16),
-    /// As many bits as this argument says, in whole words of 8 bytes.
+    /// As many bits for NUMA nodes as this argument says, in whole words of 8 bytes.
     Bits(u8),
-    /// The same with a bit for each descriptor. The kernel reads none for a number that no descriptor can have.
+    /// As many bits for descriptors as this argument says, in whole words of 8 bytes.
     DescriptorBits(u8),
     /// A byte for each page of a range, whose length in bytes is this argument.
     PerPage(u8),

@@ -32,7 +32,7 @@ use farpage_fault::segv::ByProtection;
 use farpage_fault::signal::{fault_of, forbidden_of, unmapped_of};
 use farpage_os::dispatch::{Birth, Call, Making, is_about_arming};
 use farpage_os::errno::returned::{EAGAIN, EBADF, EFAULT, EINVAL, ENOSYS, EPERM};
-use farpage_os::peek;
+use farpage_os::{peek, proc};
 use farpage_os::signal::{
     Action, AlternateStack, Context, Info, Register, SIGBUS, SIGSEGV, bit, change_blocked, send_to_thread,
     set_alternate_stack,
@@ -207,6 +207,28 @@ fn is_missing_page_served(engine: &'static Engine, fault: Fault) -> bool {
     core::mem::replace(strange, seen) != seen
 }
 
+/// Makes a very large count of descriptors as small as it can be for the same answer. Otherwise all memory
+/// behind the sets would be brought in.
+fn bound_descriptors(call: &mut Call) {
+    /// Counts up to this one are left as they are, because their sets are a few pages.
+    const FEW: usize = 1 << 16;
+    let [first, second, ..] = call.arguments;
+    match call.number as u32 {
+        // The kernel takes a count beyond its table for the size of the table.
+        raw::__NR_select | raw::__NR_pselect6 if first as i32 > FEW as i32 => {
+            let size = proc::descriptor_table_size().unwrap_or(usize::MAX);
+            call.arguments[0] = (first as i32 as usize).min(size);
+        }
+        // The kernel refuses a count beyond the limit.
+        raw::__NR_poll | raw::__NR_ppoll if second as u32 > FEW as u32 => {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+            let limit = limit.map_or(usize::MAX, |limit| limit as usize);
+            call.arguments[1] = (second as u32 as usize).min(limit.saturating_add(1));
+        }
+        _ => {}
+    }
+}
+
 /// Handles a system call that was stopped before it is made.
 pub unsafe extern "C" fn on_sigsys(signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the structure is the kernel's own, for this call.
@@ -274,6 +296,7 @@ impl Stopped<'_> {
         {
             return Some(answer);
         }
+        bound_descriptors(&mut self.call);
         let stack_pointer = self.context.register(Register::Rsp);
         let mut guarding = Guarding::new(engine, self.level, stack_pointer);
         buffers::each(self.call.number, &self.call.arguments, &mut guarding);

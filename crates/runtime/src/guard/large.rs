@@ -18,6 +18,7 @@ use super::rooms::{Level, Room};
 use super::signals::{self, open};
 use crate::engine::Engine;
 use core::cell::Cell;
+use farpage_os::clock::now_ns;
 use farpage_os::dispatch::Call;
 use farpage_os::errno::returned::{EAGAIN, EINTR, ENOSYS, EOPNOTSUPP, EPERM};
 use farpage_os::signal::{Context, Register};
@@ -39,16 +40,22 @@ const BYTES_MAX: usize = 0x7fff_f000;
 /// Bytes that a ready pipe or socket takes without waiting (`PIPE_BUF`).
 const READY_BYTES: usize = 4096;
 
-/// Nanoseconds between two tries of a writer that was told of free space and then found none. Further refusals
-/// make the pauses longer.
-const PAUSE_NS: u64 = 100_000;
+/// Nanoseconds after which a writer tries again that was told of free space and then found none. Each further
+/// refusal doubles the pause.
+const FIRST_PAUSE_NS: u64 = 100_000;
+/// Nanoseconds after which a writer to a socket tries again, whatever poll(2) shows.
+const TRY_AGAIN_NS: u64 = 100_000_000;
 
 /// Nanoseconds of a second.
 const SECOND_NS: u64 = 1_000_000_000;
 
 const SOL_SOCKET: usize = 1;
+const SO_PROTOCOL: usize = 38;
 const SO_DOMAIN: usize = 39;
 const AF_UNIX: u32 = 1;
+const AF_INET: u32 = 2;
+const AF_INET6: u32 = 10;
+const IPPROTO_TCP: u32 = 6;
 
 const READ: usize = raw::__NR_read as usize;
 const WRITE: usize = raw::__NR_write as usize;
@@ -158,7 +165,10 @@ pub fn transfer(
         Kind::File => parts.each(&mut buffers, |parts, address, bytes| parts.all(address, bytes, part)),
         Kind::Stream if how.is_write => {
             let wait = Wait::of(fd, &plain);
-            let write = |parts: &mut Parts<'_>, address, bytes| parts.as_space_comes(&wait, address, bytes);
+            let write = |parts: &mut Parts<'_>, address, bytes| match wait.is_socket {
+                true => parts.send_all(&wait, address, bytes, part),
+                false => parts.write_all(&wait, address, bytes),
+            };
             parts.each(&mut buffers, write)
         }
         Kind::Stream if Wait::of(fd, &plain).is_not_to && !asks_from_where(&plain) => parts
@@ -284,6 +294,8 @@ fn kind(fd: i32, how: &Divisible) -> Kind {
         FileType::CharacterDevice if how.is_write => Kind::Other,
         FileType::CharacterDevice if TERMINALS.contains(&rustix::fs::major(stat.st_rdev)) => Kind::Stream,
         FileType::Fifo => Kind::Stream,
+        // Parts would report many times.
+        FileType::Socket if how.is_write && reports_times(fd) => Kind::Other,
         FileType::Socket if is_stream(fd) => Kind::Stream,
         _ => Kind::Other,
     }
@@ -299,14 +311,10 @@ fn is_memory_device(device: u64) -> bool {
 /// calls itself a stream, and keeps the borders of messages.
 fn is_stream(fd: BorrowedFd<'_>) -> bool {
     const SO_TYPE: usize = 3;
-    const SO_PROTOCOL: usize = 38;
     const SOCK_STREAM: u32 = 1;
-    const AF_INET: u32 = 2;
-    const AF_INET6: u32 = 10;
     const AF_VSOCK: u32 = 40;
-    const IPPROTO_TCP: u32 = 6;
     const IPPROTO_MPTCP: u32 = 262;
-    let option = |name| socket_option(fd, name);
+    let option = |name| socket_option(fd, SOL_SOCKET, name);
     option(SO_TYPE) == Some(SOCK_STREAM)
         && match option(SO_DOMAIN) {
             Some(AF_UNIX | AF_VSOCK) => true,
@@ -315,11 +323,11 @@ fn is_stream(fd: BorrowedFd<'_>) -> bool {
         }
 }
 
-fn socket_option(fd: BorrowedFd<'_>, name: usize) -> Option<u32> {
+fn socket_option(fd: BorrowedFd<'_>, level: usize, name: usize) -> Option<u32> {
     use rustix::fd::AsRawFd;
     let (mut value, mut bytes) = (0_u32, 4_u32);
     let arguments =
-        [fd.as_raw_fd() as usize, SOL_SOCKET, name, &raw mut value as usize, &raw mut bytes as usize, 0];
+        [fd.as_raw_fd() as usize, level, name, &raw mut value as usize, &raw mut bytes as usize, 0];
     // SAFETY: the kernel writes 4 bytes and their number, both on this function's stack.
     let asked = unsafe { sys::call(raw::__NR_getsockopt as usize, arguments) };
     (asked == 0).then_some(value)
@@ -335,27 +343,33 @@ fn asks_from_where(call: &Call) -> bool {
 fn bytes_to_wait_for(fd: i32) -> usize {
     const SO_RCVLOWAT: usize = 18;
     // SAFETY: the descriptor is only asked about, and one that isn't open is an error.
-    socket_option(unsafe { BorrowedFd::borrow_raw(fd) }, SO_RCVLOWAT).unwrap_or(0) as usize
+    socket_option(unsafe { BorrowedFd::borrow_raw(fd) }, SOL_SOCKET, SO_RCVLOWAT).unwrap_or(0) as usize
 }
 
-/// Returns whether the socket reports in its queue of errors what became of bytes: sent from where they lie
-/// (SO_ZEROCOPY), or when (SO_TIMESTAMPING).
-fn fills_queue_of_errors(fd: i32) -> bool {
+/// Returns whether each call that sends is to leave its time in the queue of errors.
+fn reports_times(fd: BorrowedFd<'_>) -> bool {
     const SO_TIMESTAMPING: usize = 37;
-    const SO_ZEROCOPY: usize = 60;
-    // SAFETY: the descriptor is only asked about, and one that isn't open is an error.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    [SO_TIMESTAMPING, SO_ZEROCOPY].iter().any(|name| socket_option(fd, *name).is_some_and(|value| value != 0))
+    socket_option(fd, SOL_SOCKET, SO_TIMESTAMPING).is_some_and(|flags| flags != 0)
 }
 
-/// Returns whether bytes can be read now.
-fn has_bytes(fd: i32) -> bool {
-    // SAFETY: the descriptor is only asked about, and one that isn't open is an error.
-    rustix::io::ioctl_fionread(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|bytes| bytes > 0)
+/// Returns whether poll(2) shows POLLHUP for each connection that has failed. Then POLLERR alone means the
+/// queue of errors.
+fn hangs_up_when_it_fails(fd: BorrowedFd<'_>) -> bool {
+    const RECEIVES_ERRORS: [(usize, usize); 2] = [(0, 11), (41, 25)];
+    match socket_option(fd, SOL_SOCKET, SO_DOMAIN) {
+        Some(AF_UNIX) => true,
+        // With IP_RECVERR a connection that goes on may have an error to report.
+        Some(AF_INET | AF_INET6) => {
+            socket_option(fd, SOL_SOCKET, SO_PROTOCOL) == Some(IPPROTO_TCP)
+                && RECEIVES_ERRORS
+                    .iter()
+                    .all(|(level, name)| socket_option(fd, *level, *name).unwrap_or(0) == 0)
+        }
+        _ => false,
+    }
 }
 
-/// Returns what poll(2) shows without being asked for. POLLERR means an error to be reported, or something in the queue of
-/// errors. The two can't be told apart without taking the error.
+/// Returns what poll(2) shows without being asked for.
 fn signs(fd: i32) -> u64 {
     let mut asked = u64::from(fd as u32);
     let at_once = [0_u64; 2];
@@ -365,11 +379,17 @@ fn signs(fd: i32) -> u64 {
     asked >> 48
 }
 
-/// Returns whether a socket takes no more bytes. Where the queue of errors shows as POLLERR, a connection that
-/// has ended shows as POLLHUP, too.
+/// Returns whether an error is to be reported. POLLERR means that, or something in the queue of errors.
+fn has_error(fd: i32, signs: u64) -> bool {
+    // SAFETY: the descriptor is only asked about, and one that isn't open is an error.
+    let hangs_up = || hangs_up_when_it_fails(unsafe { BorrowedFd::borrow_raw(fd) });
+    signs & POLLERR != 0 && (signs & POLLHUP != 0 || !hangs_up())
+}
+
+/// Returns whether a socket takes no more bytes.
 fn is_broken(fd: i32) -> bool {
     let signs = signs(fd);
-    signs & POLLHUP != 0 || signs & POLLERR != 0 && !fills_queue_of_errors(fd)
+    signs & POLLHUP != 0 || has_error(fd, signs)
 }
 
 const POLLERR: u64 = 8;
@@ -470,8 +490,8 @@ impl Parts<'_> {
     ) -> Result<(), Over> {
         for start in (0..bytes).step_by(part) {
             // An error that comes now is the next call's to report. The call of this part would take the
-            // error away, unless bytes come before the error.
-            if self.done > 0 && signs(fd) & POLLERR != 0 && !has_bytes(fd) {
+            // error away.
+            if self.done > 0 && has_error(fd, signs(fd)) {
                 return Err(Over(0));
             }
             self.all(address + start, part.min(bytes - start), part)?;
@@ -479,39 +499,18 @@ impl Parts<'_> {
         Ok(())
     }
 
-    fn as_space_comes(&mut self, wait: &Wait, address: usize, bytes: usize) -> Result<(), Over> {
+    /// Writes to a pipe, as space comes.
+    fn write_all(&mut self, wait: &Wait, address: usize, bytes: usize) -> Result<(), Over> {
         let (mut done, mut refusals) = (0, 0);
         while done < bytes {
-            let blocked = self.context.blocked & !open();
-            let (waited, came) = self.room.at_work.waiting(|| wait.for_space(blocked, refusals));
-            if let Some(signal) = came {
-                // The signal's handler runs now. If nothing is written yet, the call is made again after the
-                // handler, if both allow that.
-                let restarts = wait.is_patient() && signals::disposition(signal).restarts();
-                return Err(Over(if restarts { RESTART } else { EINTR }));
-            }
-            match waited.unwrap_or(EINTR) {
-                0 => {}
-                // The thread was stopped, for example.
-                EINTR => continue,
-                error => return Err(Over(error)),
-            }
-            // An error is the next call's to report, as above.
-            if self.done > 0 && wait.is_socket && is_broken(wait.fd) {
-                return Err(Over(0));
-            }
+            self.wait(wait, refusals)?;
             let now = READY_BYTES.min(bytes - done);
-            let (one, has_begun) = (self.how.one, self.done > 0);
-            let write = |arguments| match wait.is_socket {
-                true => send_now(one, arguments, has_begun),
-                false => write_now(arguments),
-            };
-            let mut last = self.part_by(address + done, now, write);
+            let mut last = self.part_by(address + done, now, write_now);
             // ENOSYS and EPERM come from a filter of the program's that doesn't know this call.
             if matches!(last, EOPNOTSUPP | ENOSYS | EPERM) {
                 last = self.part(address + done, now);
             } else if last == EAGAIN && !wait.is_not_to {
-                // Another writer was quicker, or poll(2) showed the queue of errors and no space.
+                // Another writer was quicker.
                 refusals += 1;
                 continue;
             }
@@ -521,6 +520,52 @@ impl Parts<'_> {
             (done, refusals) = (done + last as usize, 0);
         }
         Ok(())
+    }
+
+    /// Writes to a socket. Sends first and waits when nothing is taken, because poll(2) doesn't show each
+    /// cause for which a send is over.
+    fn send_all(&mut self, wait: &Wait, address: usize, bytes: usize, part: usize) -> Result<(), Over> {
+        let (mut done, mut refusals) = (0, 0);
+        while done < bytes {
+            // An error is the next call's to report, as above.
+            if self.done > 0 && is_broken(wait.fd) {
+                return Err(Over(0));
+            }
+            let (one, has_begun) = (self.how.one, self.done > 0);
+            let send = |arguments| send_now(one, arguments, has_begun);
+            let last = self.part_by(address + done, part.min(bytes - done), send);
+            if last == EAGAIN && !wait.is_not_to {
+                self.wait(wait, refusals)?;
+                refusals += 1;
+                continue;
+            }
+            if last <= 0 || signals::is_ending(self.context.blocked) {
+                return Err(Over(last));
+            }
+            (done, refusals) = (done + last as usize, 0);
+            wait.begin_anew();
+        }
+        Ok(())
+    }
+
+    /// Waits for free space. An error says that the call is over.
+    fn wait(&self, wait: &Wait, refusals: u32) -> Result<(), Over> {
+        loop {
+            let blocked = self.context.blocked & !open();
+            let (waited, came) = self.room.at_work.waiting(|| wait.for_space(blocked, refusals));
+            if let Some(signal) = came {
+                // The signal's handler runs now. If nothing is written yet, the call is made again after the
+                // handler, if both allow that.
+                let restarts = wait.is_patient() && signals::disposition(signal).restarts();
+                return Err(Over(if restarts { RESTART } else { EINTR }));
+            }
+            match waited.unwrap_or(EINTR) {
+                0 => return Ok(()),
+                // The thread was stopped, for example.
+                EINTR => {}
+                error => return Err(Over(error)),
+            }
+        }
     }
 }
 
@@ -584,7 +629,7 @@ impl Wait {
             limit => limit,
         };
         // SAFETY: the descriptor is only asked about, and one that isn't open is an error.
-        let domain = socket_option(unsafe { BorrowedFd::borrow_raw(fd) }, SO_DOMAIN);
+        let domain = socket_option(unsafe { BorrowedFd::borrow_raw(fd) }, SOL_SOCKET, SO_DOMAIN);
         let is_limit_of_each = domain == Some(AF_UNIX);
         Wait {
             fd,
@@ -602,9 +647,16 @@ impl Wait {
         self.limit_ns == Self::FOR_EVER_NS
     }
 
-    /// Waits until something can be written, or a signal of the program's has come. `refusals` says how often
-    /// in a row the kernel has then refused to write. Returns 0, EINTR for a signal, or EAGAIN when the time
-    /// limit has passed.
+    /// Called when bytes were written.
+    fn begin_anew(&self) {
+        if self.is_limit_of_each {
+            self.left_ns.set(self.limit_ns);
+        }
+    }
+
+    /// Waits until a write is worth a try, or a signal of the program's has come. `refusals` says how often in
+    /// a row poll(2) has shown free space, and the kernel has then refused to write. Returns 0, EINTR for a
+    /// signal, or EAGAIN when the time limit has passed.
     fn for_space(&self, mask: u64, refusals: u32) -> isize {
         const POLLOUT: u64 = 4;
         const DOUBLINGS_MAX: u32 = 6;
@@ -612,16 +664,15 @@ impl Wait {
             return 0;
         }
         if refusals > 0 {
-            let pause_ns = PAUSE_NS << (refusals - 1).min(DOUBLINGS_MAX);
+            let pause_ns = FIRST_PAUSE_NS << (refusals - 1).min(DOUBLINGS_MAX);
             match self.poll(0, 0, pause_ns, mask) {
                 0 => {}
                 over => return over,
             }
-        } else if self.is_limit_of_each {
-            self.left_ns.set(self.limit_ns);
         }
         let mut asked = u64::from(self.fd as u32) | POLLOUT << 32;
-        self.poll(&raw mut asked as usize, 1, Self::FOR_EVER_NS, mask)
+        let longest_ns = if self.is_socket { TRY_AGAIN_NS } else { Self::FOR_EVER_NS };
+        self.poll(&raw mut asked as usize, 1, longest_ns, mask)
     }
 
     /// Does ppoll with `count` descriptors at `place`, and takes the time from what is left. Returns 0, EINTR,
@@ -631,12 +682,13 @@ impl Wait {
         let mut time = [limit_ns / SECOND_NS, limit_ns % SECOND_NS];
         let limit = if limit_ns == Self::FOR_EVER_NS { 0 } else { &raw mut time as usize };
         let arguments = [place, count, limit, &raw const mask as usize, size_of::<u64>(), 0];
+        let began_ns = now_ns();
         // SAFETY: the kernel gets the `pollfd`s of this file, a `timespec` and a mask of 8 bytes, all on a
-        // stack. It writes to the `timespec` what is left of it.
+        // stack. It may write to the `timespec`.
         let result = unsafe { sys::call(raw::__NR_ppoll as usize, arguments) };
         if !self.is_patient() {
-            let rest_ns = if limit == 0 { limit_ns } else { time[0] * SECOND_NS + time[1] };
-            self.left_ns.set(self.left_ns.get().saturating_sub(limit_ns.saturating_sub(rest_ns)));
+            let spent_ns = if result == 0 { limit_ns } else { now_ns() - began_ns };
+            self.left_ns.set(self.left_ns.get().saturating_sub(spent_ns));
         }
         match result {
             EINTR => EINTR,

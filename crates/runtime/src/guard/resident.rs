@@ -19,7 +19,7 @@ use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::Fault;
 use farpage_fault::signal::Handover;
 use farpage_os::clock::{now_ns, sleep_ns};
-use farpage_os::{peek, proc};
+use farpage_os::peek;
 
 /// Tries after which a page can't be had: its mapping is gone, or another thread discards it again and again.
 const TRIES_MAX: u32 = 1000;
@@ -259,8 +259,5 @@ impl Memory for Guarding<'_> {
     }
     fn is_own_process(&self, number: u32) -> bool {
         number == self.engine.process || rooms::of_thread(number).is_some()
-    }
-    fn descriptors_max(&self) -> usize {
-        proc::descriptors_max()
     }
 }

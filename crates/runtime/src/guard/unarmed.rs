@@ -22,7 +22,7 @@ const PAUSE_NS: core::ops::Range<u64> = 1_000_000..50_000_000;
 /// Tells the user that the program goes on over its budget while a thread can't be armed. `value` is the
 /// notice's.
 pub fn tell(engine: &Engine, value: u64) {
-    engine.never_activates.store(true, Ordering::Relaxed);
+    engine.activation_is_doubtful.store(true, Ordering::Relaxed);
     engine.record.notice(Notice::NotArmed, value);
 }
 

@@ -126,10 +126,6 @@ impl Memory for Opens<'_> {
     fn is_own_process(&self, number: u32) -> bool {
         number == std::process::id()
     }
-
-    fn descriptors_max(&self) -> usize {
-        1024
-    }
 }
 
 /// Makes the call with only that memory in reach that the table names.
