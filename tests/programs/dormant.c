@@ -665,12 +665,8 @@ static void loads_again(void)
     }
 }
 
-/* A file that is the process's memory was opened before any memory was out. */
-static void reads_its_memory(void)
+static void read_memory_by(int file)
 {
-    int file = open("/proc/self/mem", O_RDWR);
-    CHECK(file >= 0);
-    IS_DORMANT();
     char *memory = filled(GROWS, 1), page[PAGE];
     for (size_t at = 0; at < GROWS; at += PAGE) {
         ssize_t got = pread(file, page, PAGE, (off_t)(uintptr_t)(memory + at));
@@ -686,6 +682,31 @@ static void reads_its_memory(void)
             VERIFY(memory + at, PAGE, 4);
         VERIFY_FROM(memory + at + PAGE, PAGE, 1, at / PAGE + 1);
     }
+}
+
+/* A file that is the process's memory was opened before any memory was out. */
+static void reads_its_memory(void)
+{
+    int file = open("/proc/self/mem", O_RDWR);
+    CHECK(file >= 0);
+    IS_DORMANT();
+    read_memory_by(file);
+}
+
+static void *reads_from_its_own_table(void *nothing)
+{
+    CHECK(unshare(CLONE_FILES) == 0);
+    int file = open("/proc/self/mem", O_RDWR);
+    CHECK(file >= 0);
+    read_memory_by(file);
+    return nothing;
+}
+
+/* The same by a thread whose descriptors no other thread has. */
+static void reads_its_memory_in_a_thread(void)
+{
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, reads_from_its_own_table, NULL) == 0 && pthread_join(thread, NULL) == 0);
 }
 
 static void waits(void)
@@ -727,6 +748,7 @@ MAIN({ "stays", stays },
      { "wiped_in_children", wiped_in_children }, { "advises", advises },
      { "has_session", has_session }, { "loads_again", loads_again },
      { "reads_its_memory", reads_its_memory },
+     { "reads_its_memory_in_a_thread", reads_its_memory_in_a_thread },
      { "clones_and_executes", clones_and_executes },
      { "forks_in_a_user_namespace", forks_in_a_user_namespace },
      { "waits", waits })

@@ -418,6 +418,8 @@ pub struct Mapping {
     pub is_private: bool,
     /// May be executed.
     pub is_executable: bool,
+    /// May not be accessed at all.
+    pub is_closed: bool,
     /// Backed by no file.
     pub is_anonymous: bool,
     /// The first page of a file.
@@ -462,6 +464,9 @@ pub struct Requests {
     pub is_locked: bool,
     /// Protected by a key of the processor.
     pub is_keyed: bool,
+    /// Some pages are clean. In memory that no file has, the kernel may take these away if the program has
+    /// allowed it (MADV_FREE).
+    pub has_clean_pages: bool,
     /// Something else: a growing stack, memory that may be dropped, a device, huge pages, memory that is
     /// sealed or registered with a userfaultfd.
     pub is_other: bool,
@@ -487,25 +492,29 @@ impl Requests {
 /// Calls `visit` for each mapping of this process, with what the program has asked for it. The kernel goes
 /// through all pages to answer: 5 ms for each GiB that is in memory, less with huge pages.
 pub fn for_each_mapping_and_requests(mut visit: impl FnMut(Mapping, Requests)) -> Result<(), Errno> {
-    let (mut last, mut is_keyed) = (None, false);
+    const PAGES: [&[u8]; 2] = [b"Private_Clean:", b"Shared_Clean:"];
+    let (mut last, mut is_keyed, mut has_clean_pages) = (None, false, false);
     for_each_line(c"/proc/thread-self/smaps", |line| {
         if let Some(mapping) = parse_mapping(line) {
-            (last, is_keyed) = (Some(mapping), false);
+            (last, is_keyed, has_clean_pages) = (Some(mapping), false, false);
         } else if let Some(key) = line.strip_prefix(b"ProtectionKey:") {
             is_keyed = parse_decimal(key) != Some(0);
+        } else if let Some(size) = PAGES.iter().find_map(|name| line.strip_prefix(*name)) {
+            // The kernel counts pages as LazyFree some time after the call.
+            has_clean_pages |= size.trim_ascii() != b"0 kB";
         } else if let Some(words) = line.strip_prefix(b"VmFlags:")
             && let Some(mapping) = last.take()
         {
-            visit(mapping, Requests { is_keyed, ..Requests::of_flags(words) });
+            visit(mapping, Requests { is_keyed, has_clean_pages, ..Requests::of_flags(words) });
         }
     })
 }
 
-/// Does the same as [`for_each_mapping`], but leaves out mappings for which the program has asked anything.
-/// The kernel goes through all pages to answer.
+/// Does the same as [`for_each_mapping`], but leaves out mappings for which the program has asked anything
+/// but MADV_FREE. The kernel goes through all pages to answer.
 pub fn for_each_plain_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
     for_each_mapping_and_requests(|mapping, requests| {
-        if requests == Requests::default() {
+        if (Requests { has_clean_pages: false, ..requests }) == Requests::default() {
             visit(mapping);
         }
     })
@@ -562,6 +571,7 @@ fn parse_mapping(line: &[u8]) -> Option<Mapping> {
         is_private_data: permissions == b"rw-p",
         is_private: permissions.ends_with(b"p"),
         is_executable: permissions.contains(&b'x'),
+        is_closed: permissions.starts_with(b"---"),
         is_anonymous,
         begins_file: !is_anonymous && parse_hex(offset)? == 0,
         name,
@@ -760,8 +770,8 @@ fn field_of_status<'t>(text: &'t [u8], name: &[u8]) -> Option<&'t [u8]> {
     line.map(<[u8]>::trim_ascii)
 }
 
-/// Returns how many descriptors the kernel's table for the calling thread has room for. None if /proc can't be
-/// read.
+/// Returns how many descriptors the kernel's table for the calling thread has room for. None if /proc can't
+/// be read.
 pub fn descriptor_table_size() -> Option<usize> {
     let mut text = [0; 4096];
     let length = read_at(&open(c"/proc/thread-self/status").ok()?, &mut text, 0).ok()?;
@@ -780,7 +790,12 @@ pub fn resident_peak() -> Option<u64> {
 /// (perhaps it waits for the other threads to end), or it is the kernel's own, as io_uring makes them.
 pub fn runs_no_program(thread: u32) -> bool {
     let mut text = [0; 1024];
-    read_of_thread(thread, b"stat", &mut text).is_none_or(is_of_no_program)
+    let stat = path_of_thread(&mut [0; 64], thread, b"stat").ok_or(Errno::EINVAL).and_then(open);
+    match stat.and_then(|file| read_at(&file, &mut text, 0)) {
+        Ok(length) => is_of_no_program(&text[..length]),
+        // After any other failure, the thread may live.
+        Err(errno) => matches!(errno, Errno::ENOENT | Errno::ESRCH),
+    }
 }
 
 /// Returns the same as [`runs_no_program`] for the text of a thread's `stat`.

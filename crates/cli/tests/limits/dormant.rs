@@ -90,9 +90,10 @@ fn library_that_is_loaded_again_keeps_its_variables() {
 #[test]
 fn memory_that_is_open_as_a_file_stays_right() {
     let Some(_alone) = alone_with("cc") else { return };
-    for faults in ["signal", "segv"] {
-        let outcome = run(faults, "reads_its_memory");
-        assert_eq!(outcome.status, Some(0), "{faults}: {}", outcome.stderr);
+    let cases = ["reads_its_memory", "reads_its_memory_in_a_thread"];
+    for (faults, case) in ["signal", "segv"].iter().flat_map(|faults| cases.map(|case| (*faults, case))) {
+        let outcome = run(faults, case);
+        assert_eq!(outcome.status, Some(0), "{faults} {case}: {}", outcome.stderr);
         let is_told = outcome.stderr.contains("it has its own memory open as a file");
         assert_eq!(is_told, faults == "segv", "{}", outcome.stderr);
     }

@@ -58,6 +58,39 @@ fn mappings_that_are_special_to_the_program_are_left_out() {
     assert!(Requests::of_flags(b" rd wr gd").is_other);
 }
 
+/// A bug: a system call failed, because the kernel had taken a page that Farpage believed resident. The
+/// program had allowed that past libc.
+#[test]
+fn pages_that_the_kernel_may_take_are_seen_and_can_be_kept() {
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+    const BYTES: usize = 3 * PAGE_BYTES;
+    // SAFETY: the kernel chooses the address, so the mapping replaces none.
+    let base = unsafe {
+        mmap_anonymous(core::ptr::null_mut(), BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+    };
+    let base = base.unwrap().cast::<u8>();
+    let page = PageIndex::of_address(base as usize + PAGE_BYTES);
+    let has_clean_pages = || {
+        let mut found = false;
+        let look = |mapping: Mapping, requests: Requests| {
+            found |= mapping.pages.contains(page) && requests.has_clean_pages;
+        };
+        for_each_mapping_and_requests(look).unwrap();
+        found
+    };
+    // SAFETY: the mapping was just made, and has these bytes.
+    unsafe { base.write_bytes(7, BYTES) };
+    assert!(!has_clean_pages());
+    // SAFETY: the page is in the middle of the mapping just made.
+    unsafe { madvise(base.byte_add(PAGE_BYTES).cast(), PAGE_BYTES, Advice::LinuxFree) }.unwrap();
+    assert!(has_clean_pages());
+    // SAFETY: the page is the mapping's, and may be written.
+    assert!(unsafe { crate::futex::rewrite(page.address()) });
+    assert!(!has_clean_pages());
+    // SAFETY: the range is the mapping just made.
+    unsafe { munmap(base.cast(), BYTES) }.unwrap();
+}
+
 #[test]
 fn this_process_has_a_stack_and_anonymous_memory() {
     let mut stacks = 0;

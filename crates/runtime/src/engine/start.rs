@@ -46,7 +46,7 @@ use farpage_fault::uffd::{ByCopy, ByMove};
 use farpage_os::clock::now_ns;
 use farpage_os::proc::{Pagemap, Rollup, Statm};
 use farpage_os::signal::SIGSEGV;
-use farpage_os::sys::Errno;
+use farpage_os::sys::{self, Errno, number};
 use farpage_os::thread::{self, Descriptors};
 use farpage_os::uffd::{Features, Uffd};
 use farpage_os::{futex, memory, proc};
@@ -345,10 +345,7 @@ fn activate(engine: &'static Engine, nice: i32) {
         retire::end(engine, None);
     }
     // No thread can open the file any more. A child that inherits pages has a parent that hadn't it open.
-    if engine.mode() == FaultMode::Segv
-        && !engine.inherits()
-        && engine.first_thread().is_some_and(proc::has_memory_open)
-    {
+    if engine.mode() == FaultMode::Segv && !engine.inherits() && program_has_memory_open() {
         engine.ask_to_retire(Retired::MemoryOpen);
         retire::end(engine, None);
     }
@@ -394,6 +391,16 @@ fn activate(engine: &'static Engine, nice: i32) {
     farpage_core::sync::wake_all(&engine.active);
     engine.pager.stats().set(Gauge::Active, 1);
     drop(exclusive);
+}
+
+/// Returns whether a thread of the program has the process's memory open. A thread may have a descriptor
+/// table of its own.
+fn program_has_memory_open() -> bool {
+    // SAFETY: the call takes no argument.
+    let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
+    let mut has = false;
+    let all = proc::for_each_thread(|thread| has |= thread != own && proc::has_memory_open(thread));
+    has || all.is_err()
 }
 
 /// Writes to every mapping that may be registered, without changing a byte: see [`Pages::register`] of

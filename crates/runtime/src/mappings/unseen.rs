@@ -8,18 +8,19 @@ use crate::mappings::changes::{EVERYTHING, flags_of};
 use crate::mappings::map_lock::Exclusive;
 use farpage_core::table::ranges::Flags;
 use farpage_core::units::{PageIndex, PageRange};
-use farpage_os::proc::{self, Mapping, Requests};
+use farpage_os::proc::{self, Mapped, Mapping, Requests};
+use farpage_os::{futex, sys};
 
 impl Engine {
     /// Forgets what is no longer anonymous memory of the program's own. Notes protections, and what the
     /// program has asked the kernel to do with its memory. Nothing is registered yet, and no page is out.
     pub fn note_unseen_changes(&self, _: &Exclusive<'_>) {
-        let mut from = PageIndex(0);
+        let (mut from, mut all_is_executable) = (PageIndex(0), None);
         let read = proc::for_each_mapping(|mapping| {
             self.forget_unless_mapped(from, mapping.pages.start);
             from = mapping.pages.end;
             match mapping.is_anonymous && mapping.is_private {
-                true => self.note_protection(&mapping),
+                true => self.note_protection(&mapping, &mut all_is_executable),
                 false => self.forget_unless_mapped(mapping.pages.start, mapping.pages.end),
             }
         });
@@ -41,9 +42,9 @@ impl Engine {
         }
     }
 
-    fn note_protection(&self, mapping: &Mapping) {
-        // A personality may make all memory executable that can be read.
-        if mapping.is_executable {
+    fn note_protection(&self, mapping: &Mapping, all_is_executable: &mut Option<bool>) {
+        // The hooks know the protections that the program has asked for, without the personality's.
+        if mapping.is_executable && *all_is_executable.get_or_insert_with(reading_implies_executing) {
             return;
         }
         let protected = if mapping.is_private_data { Flags::NONE } else { flags_of(mapping) };
@@ -51,13 +52,41 @@ impl Engine {
         let _ = self.pager.ranges.lock().update(mapping.pages, now);
     }
 
+    /// Keeps pages that the kernel may take away. A system call that meets such a page would fail, because
+    /// Farpage believes the page resident.
+    fn keep_clean_pages(&self, pages: PageRange) {
+        let may_write = |page| {
+            self.pager.ranges.lock().find(page).is_some_and(|range| !range.flags.has(Flags::PROTECTED))
+        };
+        // The kernel takes no page away that another process has, and a page of zeros needn't be kept.
+        let _ = self.pagemap.for_each_mapped(pages, |page, mapped| {
+            if mapped == Mapped::Alone && may_write(page) {
+                // SAFETY: the address is aligned, and the program may write the page.
+                let _ = unsafe { futex::rewrite(page.address()) };
+            }
+        });
+    }
+
     fn note_requests(&self, mapping: &Mapping, requests: Requests) {
         if requests.is_other {
             return self.forget_unless_mapped(mapping.pages.start, mapping.pages.end);
         }
+        if requests.has_clean_pages {
+            self.keep_clean_pages(mapping.pages);
+        }
         let now = |flags| with_requests(flags, requests);
         let _ = self.pager.ranges.lock().update(mapping.pages, now);
     }
+}
+
+/// Returns whether all memory is executable that can be read, by the process's personality.
+fn reading_implies_executing() -> bool {
+    const ONLY_ASK: usize = 0xffff_ffff;
+    const READ_IMPLIES_EXEC: usize = 0x40_0000;
+    let arguments = [ONLY_ASK, 0, 0, 0, 0, 0];
+    // SAFETY: the call changes nothing.
+    let personality = unsafe { sys::call(linux_raw_sys::general::__NR_personality as usize, arguments) };
+    sys::check(personality).is_ok_and(|personality| personality & READ_IMPLIES_EXEC != 0)
 }
 
 /// Returns `flags` with what the program has asked for, and without what it has taken back.
@@ -85,6 +114,7 @@ mod tests {
             is_hidden: false,
             is_locked: false,
             is_keyed: false,
+            has_clean_pages: false,
             is_other: false,
         };
         let all = Flags::WIPE_ON_FORK.with(Flags::DONT_FORK).with(Flags::LOCKED).with(Flags::KEYED);
