@@ -200,9 +200,18 @@ static void *comes_early(void *argument)
     return NULL;
 }
 
+static void *ends_early(void *argument)
+{
+    return argument;
+}
+
 static void before_all_constructors(int argc, char **argv, char **environment)
 {
     (void)environment;
+    if (argc == 2 && strcmp(argv[1], "stack_of_an_ended_thread") == 0) {
+        CHECK(pthread_create(&early[0], NULL, ends_early, NULL) == 0 && pthread_join(early[0], NULL) == 0);
+        return;
+    }
     if (argc != 2 || strcmp(argv[1], "threads_of_a_library") != 0)
         return;
     for (uintptr_t i = 0; i < EARLY; i++)
@@ -228,6 +237,26 @@ static void threads_of_a_library(void)
     VERIFY(memory, LARGE, 6);
 }
 
+/* A library's thread has ended before Farpage is there. libc gives its stack to a thread of the program's. */
+static void stack_of_an_ended_thread(void)
+{
+    pthread_t ended = early[0];
+    CHECK(pthread_create(&early[0], NULL, comes_early, (void *)0) == 0);
+    if (early[0] != ended)
+        fprintf(stderr, "libc hasn't kept the stack: this tests little\n");
+    char *memory = filled(LARGE, 6);
+    push_out();
+    REQUIRE_OUT(memory, LARGE);
+    CHECK(early_stack[0] != NULL && pages_out(early_stack[0], 64 * 1024) == 0);
+    CHECK(pages_out((char *)early[0] - (uintptr_t)early[0] % PAGE, PAGE) == 0);
+    pthread_mutex_lock(&early_lock);
+    are_early_wanted = 1;
+    pthread_cond_broadcast(&early_wake);
+    pthread_mutex_unlock(&early_lock);
+    CHECK(pthread_join(early[0], NULL) == 0);
+    VERIFY(memory, LARGE, 6);
+}
+
 MAIN({ "handler_on_managed_stack", handler_on_managed_stack }, { "signals_all_the_time", signals_all_the_time },
      { "coroutines", coroutines }, { "placed_thread_stacks", placed_thread_stacks },
-     { "threads_of_a_library", threads_of_a_library })
+     { "threads_of_a_library", threads_of_a_library }, { "stack_of_an_ended_thread", stack_of_an_ended_thread })

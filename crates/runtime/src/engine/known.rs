@@ -65,8 +65,11 @@ fn add_those_there_are(request: &Start, ranges: &mut Ranges<'_>) -> Result<(), E
     let stacks = Stacks::find();
     // Otherwise a library's variables can't be told from memory that the program has asked for.
     let all_known = stacks.all_known && peek::read::<8>(&raw const *request as usize).is_some();
-    let mut library = NONE;
+    let (mut library, mut guard) = (NONE, NONE);
     let mut add = |mapping: Mapping| {
+        // libc keeps the stack of a thread that has ended, for a thread that comes.
+        let is_kept_stack = !request.is_late && mapping.pages.start == guard.end && !guard.is_empty();
+        guard = if mapping.is_closed && mapping.is_anonymous { mapping.pages } else { NONE };
         if mapping.begins_file {
             let executable = PageIndex::of_address(request.executable);
             let span = image::span_of_file(mapping.pages.start.address());
@@ -92,7 +95,8 @@ fn add_those_there_are(request: &Start, ranges: &mut Ranges<'_>) -> Result<(), E
             Mapping { is_private: true, .. } if request.is_late => Some(changes::flags_of(&mapping)),
             _ => None,
         };
-        if let Some(flags) = flags.filter(|_| mapping.is_anonymous && named && has_place && !holds_thread) {
+        let is_managed = mapping.is_anonymous && named && has_place && !holds_thread && !is_kept_stack;
+        if let Some(flags) = flags.filter(|_| is_managed) {
             let _ = ranges.insert(mapping.pages, flags);
             // The loader unmaps a library by calls of its own, which no hook sees. Other memory may be there
             // afterwards.
