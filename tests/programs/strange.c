@@ -3,6 +3,7 @@
 #include "check.h"
 #include <dirent.h>
 #include <grp.h>
+#include <linux/futex.h>
 #include <setjmp.h>
 #include <sys/resource.h>
 
@@ -311,7 +312,7 @@ static int threads_here(void)
  * replaced by a file, unmapped, protected. Later memory reaches the budget. */
 static void changed_past_libc_before(void)
 {
-    enum { PRIVATE_FILE, SHARED_FILE, UNMAPPED, READ_ONLY, DISCARDED, COUNT };
+    enum { PRIVATE_FILE, SHARED_FILE, UNMAPPED, READ_ONLY, DISCARDED, EXECUTABLE, COUNT };
     const size_t bytes = MIB / 2;
     char *parts[COUNT];
     for (size_t i = 0; i < COUNT; i++) {
@@ -327,6 +328,9 @@ static void changed_past_libc_before(void)
     fill(parts[PRIVATE_FILE], bytes / 2, 102);
     CHECK(call(SYS_mprotect, (long)parts[READ_ONLY], (long)bytes, PROT_READ, 0, 0, 0) == 0);
     CHECK(call(SYS_madvise, (long)parts[DISCARDED], (long)bytes, MADV_DONTNEED, 0, 0, 0) == 0);
+    /* mov eax, 42; ret */
+    memcpy(parts[EXECUTABLE] + bytes - PAGE, "\xb8\x2a\0\0\0\xc3", 6);
+    CHECK(call(SYS_mprotect, (long)parts[EXECUTABLE], (long)bytes, PROT_READ | PROT_EXEC, 0, 0, 0) == 0);
     if (getenv("FARPAGE_SESSION") != NULL)
         CHECK(threads_here() <= 2);
     grow();
@@ -337,6 +341,8 @@ static void changed_past_libc_before(void)
         VERIFY(parts[SHARED_FILE], bytes, 101);
         VERIFY(parts[READ_ONLY], bytes, READ_ONLY);
         VERIFY_ZERO(parts[DISCARDED], bytes);
+        VERIFY(parts[EXECUTABLE], bytes - PAGE, EXECUTABLE);
+        CHECK(((int (*)(void))(uintptr_t)(parts[EXECUTABLE] + bytes - PAGE))() == 42);
         push_out();
     }
     char *changes = filled(bytes, 103);
@@ -345,6 +351,7 @@ static void changed_past_libc_before(void)
     CHECK(madvise(parts[PRIVATE_FILE], bytes, MADV_DONTNEED) == 0);
     VERIFY(parts[PRIVATE_FILE], bytes, 100);
     CHECK(read(file_with(PAGE, 1), parts[READ_ONLY], 1) == -1 && errno == EFAULT);
+    CHECK(read(file_with(PAGE, 1), parts[EXECUTABLE], 1) == -1 && errno == EFAULT);
     still_works(3);
 }
 
@@ -402,6 +409,39 @@ static void advised_past_libc_before(void)
     still_works(4);
 }
 
+static volatile int may_end;
+static char stack_past_libc[64 * 1024] __attribute__((aligned(16)));
+
+static int waits_for_the_word(void *argument)
+{
+    (void)argument;
+    while (!may_end)
+        call(SYS_futex, (long)&may_end, FUTEX_WAIT, 0, 0, 0, 0);
+    return 0;
+}
+
+/* While it is within its budget, the program makes a thread without pthread_create. The kernel clears a word of
+ * ordinary memory when the thread ends. */
+static void thread_past_libc_before(void)
+{
+    char *memory = filled(MIB / 2, 7);
+    pid_t *word = (pid_t *)(memory + MIB / 4);
+    const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM |
+                      CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
+    int thread = clone(waits_for_the_word, stack_past_libc + sizeof stack_past_libc, flags, NULL, word, NULL, word);
+    CHECK(thread > 0 && *word == thread);
+    grow();
+    push_out();
+    REQUIRE_OUT(word, PAGE);
+    may_end = 1;
+    CHECK(call(SYS_futex, (long)&may_end, FUTEX_WAKE, 1, 0, 0, 0) >= 0);
+    for (int turn = 0; *(volatile pid_t *)word != 0; turn++) {
+        CHECK(turn < 1000);
+        usleep(10000);
+    }
+    still_works(5);
+}
+
 MAIN({ "closes_all_descriptors", closes_all_descriptors }, { "takes_our_numbers", takes_our_numbers },
      { "takes_our_numbers_while_out", takes_our_numbers_while_out }, { "many_regions", many_regions },
      { "exhausts_its_stack", exhausts_its_stack }, { "limits_of_everything", limits_of_everything },
@@ -409,4 +449,4 @@ MAIN({ "closes_all_descriptors", closes_all_descriptors }, { "takes_our_numbers"
      { "another_user", another_user }, { "another_root", another_root },
      { "cleared_environment", cleared_environment }, { "clones_of_nothing", clones_of_nothing },
      { "refused_programs", refused_programs }, { "changed_past_libc_before", changed_past_libc_before },
-     { "advised_past_libc_before", advised_past_libc_before })
+     { "advised_past_libc_before", advised_past_libc_before }, { "thread_past_libc_before", thread_past_libc_before })

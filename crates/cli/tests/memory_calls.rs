@@ -23,11 +23,15 @@ const WAYS: [&str; 3] = ["mixed", "move", "copy"];
 /// Programs for which the way matters in which pages go out.
 const IN_EVERY_WAY: [&str; 1] = ["peer_writes"];
 
+/// Cases that `thread` fails: nobody keeps the words that the kernel writes when a thread ends.
+const NOT_IN_THREAD: [&str; 1] = ["thread_past_libc_before"];
+
 fn check(name: &str, case: &str) {
-    if !able("cc") {
+    let mode = std::env::var("FARPAGE_TEST_FAULTS");
+    if !able("cc") || mode.as_deref() == Ok("thread") && NOT_IN_THREAD.contains(&case) {
         return;
     }
-    let ways = match std::env::var("FARPAGE_TEST_FAULTS").as_deref() {
+    let ways = match mode.as_deref() {
         // In `segv` mode there is only one way.
         Ok("segv") => &["copy"],
         Ok("signal") => &WAYS[..],
@@ -91,9 +95,10 @@ cases! {
     handlers: on_its_own_stack on_the_interrupted_stack stacks_put_away handlers_come_and_go goes_on_elsewhere
         stack_that_is_out call_goes_on_after_handler while_a_write_waits masks_of_waiting_calls sent_while_returning
         sent_to_the_newborn heard_after_a_child little_stack_is_used never_come_back nowhere_to_run in_children;
-    stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks threads_of_a_library;
+    stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks threads_of_a_library stack_of_an_ended_thread;
     strange: closes_all_descriptors takes_our_numbers takes_our_numbers_while_out many_regions exhausts_its_stack limits_of_everything another_user another_root
-        cleared_environment clones_of_nothing refused_programs changed_past_libc_before advised_past_libc_before;
+        cleared_environment clones_of_nothing refused_programs changed_past_libc_before advised_past_libc_before
+        thread_past_libc_before;
     processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_while_out fork_while_sparse
         line_of_forks_while_out many_children_while_out wiped_in_children wiped_up_to_a_file wiped_where_it_was_moved sealed_and_forked holes_of_its_own kept_from_children_and_given_again
         snapshots_beside_writers bare_clone

@@ -371,7 +371,8 @@ impl Engine {
         futex::wake(&self.starting, u32::MAX >> 1);
     }
 
-    /// Asks the keeper to activate, and waits a while. False if the engine is active, or perhaps never can be.
+    /// Asks the keeper to activate, and waits a while. False if the engine is active, or perhaps never can
+    /// be.
     fn is_to_activate(&self) -> bool {
         if self.is_active() || self.activation_is_doubtful.load(Ordering::Relaxed) {
             return false;

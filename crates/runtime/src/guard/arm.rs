@@ -417,9 +417,9 @@ pub fn install_handlers_in_borrower() {
 /// Stops the calling thread's system calls from now on. Returns false if the kernel can't.
 pub fn arm_this_thread() -> bool {
     let code = CODE[0].load(Ordering::Relaxed)..CODE[1].load(Ordering::Relaxed);
-    // SAFETY: `arm_all_threads` has installed the handler of SIGSYS, and `handlers::born` does so in a borrowing child.
-    // `on_arm` has opened SIGSYS in this thread; or an armed thread has made this one, and neither blocks
-    // SIGSYS.
+    // SAFETY: `arm_all_threads` has installed the handler of SIGSYS, and `handlers::born` does so in a
+    // borrowing child. `on_arm` has opened SIGSYS in this thread; or an armed thread has made this one, and
+    // neither blocks SIGSYS.
     unsafe { dispatch::arm(code, &SELECTOR) }.is_ok()
 }
 

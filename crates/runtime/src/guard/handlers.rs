@@ -32,12 +32,12 @@ use farpage_fault::segv::ByProtection;
 use farpage_fault::signal::{fault_of, forbidden_of, unmapped_of};
 use farpage_os::dispatch::{Birth, Call, Making, is_about_arming};
 use farpage_os::errno::returned::{EAGAIN, EBADF, EFAULT, EINVAL, ENOSYS, EPERM};
-use farpage_os::{peek, proc};
 use farpage_os::signal::{
     Action, AlternateStack, Context, Info, Register, SIGBUS, SIGSEGV, bit, change_blocked, send_to_thread,
     set_alternate_stack,
 };
 use farpage_os::sys::{self, number};
+use farpage_os::{peek, proc};
 use linux_raw_sys::general as raw;
 
 /// Engine whose memory this process has. Null in a child that has a copy of that memory.
@@ -308,7 +308,7 @@ impl Stopped<'_> {
             number::RT_SIGACTION => return Some(self.change_action(&mut guarding)),
             number::SIGALTSTACK => return Some(self.change_stack(&mut guarding)),
             number::RT_SIGRETURN => self.before_return(&mut guarding),
-            number::EXIT => self.before_exit(),
+            number::EXIT => self.before_exit(&mut guarding),
             number::EXIT_GROUP => {
                 let status = self.call.arguments[0] as i32;
                 self.call.arguments[0] = First::tell(engine.membership.session, status) as usize;
@@ -584,7 +584,10 @@ impl Stopped<'_> {
         }
     }
 
-    fn before_exit(&mut self) {
+    fn before_exit(&mut self, guarding: &mut Guarding<'_>) {
+        if filters::are_none() {
+            keep_what_the_end_writes(guarding);
+        }
         // SAFETY: the call takes no arguments.
         let thread = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
         // A child that borrows this stack doesn't leave the room.
@@ -620,6 +623,50 @@ impl Stopped<'_> {
         *own = mask & !open();
         *sized = [core::ptr::from_ref(own) as usize, bytes];
         self.call.arguments[argument] = if is_sized { sized.as_ptr() as usize } else { sized[0] };
+    }
+}
+
+/// Keeps the words that the kernel reads and writes when the calling thread ends: the word that is cleared
+/// for those who wait for the thread, and the thread's robust locks. A call before arming may have named
+/// memory that is out now.
+fn keep_what_the_end_writes(memory: &mut Guarding<'_>) {
+    const PR_GET_TID_ADDRESS: usize = 40;
+    /// Locks that the kernel looks at, at most (ROBUST_LIST_LIMIT).
+    const LOCKS_MAX: usize = 2048;
+    let (mut cleared, mut head, mut bytes) = (0_usize, 0_usize, 0_usize);
+    let ask = [PR_GET_TID_ADDRESS, &raw mut cleared as usize, 0, 0, 0, 0];
+    let ask_for_locks = [0, &raw mut head as usize, &raw mut bytes as usize, 0, 0, 0];
+    // SAFETY: the kernel writes words of this function's stack.
+    unsafe {
+        sys::call(raw::__NR_prctl as usize, ask);
+        sys::call(raw::__NR_get_robust_list as usize, ask_for_locks);
+    }
+    let mut keep = |address: usize, bytes: usize| memory.buffer(Buffer { address, bytes, how: How::Stays });
+    if cleared != 0 {
+        keep(cleared, size_of::<u32>());
+    }
+    if head == 0 {
+        return;
+    }
+    keep(head, 3 * size_of::<usize>());
+    let words = [0, 8, 16].map(|at| memory.word(head.wrapping_add(at)));
+    let [Some(first), Some(offset), Some(pending)] = words else { return };
+    let mut keep_lock = |entry: u64| {
+        // The lowest bit tells a kind of lock.
+        let entry = entry as usize & !1;
+        if entry == 0 {
+            return None;
+        }
+        memory.buffer(Buffer { address: entry, bytes: size_of::<usize>(), how: How::Stays });
+        let lock = entry.wrapping_add(offset as usize);
+        memory.buffer(Buffer { address: lock, bytes: size_of::<u32>(), how: How::Stays });
+        memory.word(entry)
+    };
+    keep_lock(pending);
+    let mut next = Some(first);
+    for _ in 0..LOCKS_MAX {
+        let Some(entry) = next.filter(|entry| *entry as usize & !1 != head) else { break };
+        next = keep_lock(entry);
     }
 }
 

@@ -654,9 +654,9 @@ impl Wait {
         }
     }
 
-    /// Waits until a write is worth a try, or a signal of the program's has come. `refusals` says how often in
-    /// a row poll(2) has shown free space, and the kernel has then refused to write. Returns 0, EINTR for a
-    /// signal, or EAGAIN when the time limit has passed.
+    /// Waits until a write is worth a try, or a signal of the program's has come. `refusals` says how often
+    /// in a row poll(2) has shown free space, and the kernel has then refused to write. Returns 0, EINTR for
+    /// a signal, or EAGAIN when the time limit has passed.
     fn for_space(&self, mask: u64, refusals: u32) -> isize {
         const POLLOUT: u64 = 4;
         const DOUBLINGS_MAX: u32 = 6;
@@ -675,8 +675,8 @@ impl Wait {
         self.poll(&raw mut asked as usize, 1, longest_ns, mask)
     }
 
-    /// Does ppoll with `count` descriptors at `place`, and takes the time from what is left. Returns 0, EINTR,
-    /// or EAGAIN if nothing is left.
+    /// Does ppoll with `count` descriptors at `place`, and takes the time from what is left. Returns 0,
+    /// EINTR, or EAGAIN if nothing is left.
     fn poll(&self, place: usize, count: usize, longest_ns: u64, mask: u64) -> isize {
         let limit_ns = self.left_ns.get().min(longest_ns);
         let mut time = [limit_ns / SECOND_NS, limit_ns % SECOND_NS];

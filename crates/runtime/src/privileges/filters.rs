@@ -220,6 +220,11 @@ fn number_of(thread: u32) -> Option<u32> {
     proc::status_of(thread, &mut text).and_then(seccomp::filters_of)
 }
 
+/// Whether no thread is known to have a filter. Then a call that no filter was checked for may be made.
+pub fn are_none() -> bool {
+    KNOWN.load(Ordering::Relaxed) == 0 && !ARE_APART.load(Ordering::Relaxed)
+}
+
 /// Whether a call asks for a filter.
 pub fn is_about(call: usize, arguments: &Arguments) -> bool {
     seccomp::asked(call, arguments).is_some()
