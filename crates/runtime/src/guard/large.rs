@@ -533,7 +533,12 @@ impl Parts<'_> {
             }
             let (one, has_begun) = (self.how.one, self.done > 0);
             let send = |arguments| send_now(one, arguments, has_begun);
-            let last = self.part_by(address + done, part.min(bytes - done), send);
+            let mut last = self.part_by(address + done, part.min(bytes - done), send);
+            // A filter of the program's doesn't know this call.
+            if matches!(last, ENOSYS | EPERM) {
+                self.wait(wait, 0)?;
+                last = self.part(address + done, READY_BYTES.min(bytes - done));
+            }
             if last == EAGAIN && !wait.is_not_to {
                 self.wait(wait, refusals)?;
                 refusals += 1;
