@@ -770,6 +770,15 @@ fn field_of_status<'t>(text: &'t [u8], name: &[u8]) -> Option<&'t [u8]> {
     line.map(<[u8]>::trim_ascii)
 }
 
+/// Returns whether all memory is executable that can be read, by this process's personality.
+pub fn reading_implies_executing() -> bool {
+    const READ_IMPLIES_EXEC: u64 = 0x40_0000;
+    let mut text = [0; 32];
+    let read = open(c"/proc/thread-self/personality").and_then(|file| read_at(&file, &mut text, 0));
+    let personality = read.ok().and_then(|length| parse_hex(text[..length].trim_ascii()));
+    personality.is_some_and(|personality| personality & READ_IMPLIES_EXEC != 0)
+}
+
 /// Returns how many descriptors the kernel's table for the calling thread has room for. None if /proc can't
 /// be read.
 pub fn descriptor_table_size() -> Option<usize> {

@@ -21,7 +21,7 @@ use crate::pressure::evictor::Evictor;
 use crate::pressure::lull::Lull;
 use crate::pressure::pool_share::PoolShare;
 use crate::pressure::share::Share;
-use crate::privileges::credentials;
+use crate::privileges::{credentials, filters};
 use crate::session::devices::{self, Devices};
 use crate::session::record::{Membership, name_record};
 use crate::session::{Notice, PATH_BYTES, Retired, Settings, StartFailure, StopReason, UffdSource};
@@ -345,7 +345,7 @@ fn activate(engine: &'static Engine, nice: i32) {
         retire::end(engine, None);
     }
     // No thread can open the file any more. A child that inherits pages has a parent that hadn't it open.
-    if engine.mode() == FaultMode::Segv && !engine.inherits() && program_has_memory_open() {
+    if engine.mode() == FaultMode::Segv && !engine.inherits() && has_memory_open(engine) {
         engine.ask_to_retire(Retired::MemoryOpen);
         retire::end(engine, None);
     }
@@ -393,14 +393,26 @@ fn activate(engine: &'static Engine, nice: i32) {
     drop(exclusive);
 }
 
-/// Returns whether a thread of the program has the process's memory open. A thread may have a descriptor
-/// table of its own.
-fn program_has_memory_open() -> bool {
+/// Returns whether the program has its memory open as a file, in the first thread's descriptor table or in
+/// that of another thread. Other tables are looked for only if no filter could forbid the question.
+fn has_memory_open(engine: &Engine) -> bool {
+    const KCMP_FILES: usize = 2;
+    let Some(first) = engine.first_thread() else { return false };
+    let mut has = proc::has_memory_open(first);
+    if has || !filters::are_none() {
+        return has;
+    }
+    let has_own_table = |thread: u32| {
+        let arguments = [first as usize, thread as usize, KCMP_FILES, 0, 0, 0];
+        // SAFETY: the call only compares.
+        unsafe { sys::call(linux_raw_sys::general::__NR_kcmp as usize, arguments) > 0 }
+    };
     // SAFETY: the call takes no argument.
     let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
-    let mut has = false;
-    let all = proc::for_each_thread(|thread| has |= thread != own && proc::has_memory_open(thread));
-    has || all.is_err()
+    let _ = proc::for_each_thread(|thread| {
+        has |= !has && thread != own && has_own_table(thread) && proc::has_memory_open(thread);
+    });
+    has
 }
 
 /// Writes to every mapping that may be registered, without changing a byte: see [`Pages::register`] of

@@ -207,8 +207,8 @@ fn is_missing_page_served(engine: &'static Engine, fault: Fault) -> bool {
     core::mem::replace(strange, seen) != seen
 }
 
-/// Makes a very large count of descriptors as small as it can be for the same answer. Otherwise all memory
-/// behind the sets would be brought in.
+/// Replaces a very large count of descriptors by one for which the kernel gives the same answer, and looks at
+/// less memory. Otherwise all memory behind the sets would be brought in.
 fn bound_descriptors(call: &mut Call) {
     /// Counts up to this one are left as they are, because their sets are a few pages.
     const FEW: usize = 1 << 16;
@@ -222,8 +222,9 @@ fn bound_descriptors(call: &mut Call) {
         // The kernel refuses a count beyond the limit.
         raw::__NR_poll | raw::__NR_ppoll if second as u32 > FEW as u32 => {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-            let limit = limit.map_or(usize::MAX, |limit| limit as usize);
-            call.arguments[1] = (second as u32 as usize).min(limit.saturating_add(1));
+            if limit.is_some_and(|limit| u64::from(second as u32) > limit) {
+                call.arguments[1] = u32::MAX as usize;
+            }
         }
         _ => {}
     }
@@ -585,9 +586,7 @@ impl Stopped<'_> {
     }
 
     fn before_exit(&mut self, guarding: &mut Guarding<'_>) {
-        if filters::are_none() {
-            keep_what_the_end_writes(guarding);
-        }
+        keep_what_the_end_writes(guarding);
         // SAFETY: the call takes no arguments.
         let thread = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
         // A child that borrows this stack doesn't leave the room.
@@ -636,10 +635,11 @@ fn keep_what_the_end_writes(memory: &mut Guarding<'_>) {
     let (mut cleared, mut head, mut bytes) = (0_usize, 0_usize, 0_usize);
     let ask = [PR_GET_TID_ADDRESS, &raw mut cleared as usize, 0, 0, 0, 0];
     let ask_for_locks = [0, &raw mut head as usize, &raw mut bytes as usize, 0, 0, 0];
-    // SAFETY: the kernel writes words of this function's stack.
-    unsafe {
-        sys::call(raw::__NR_prctl as usize, ask);
-        sys::call(raw::__NR_get_robust_list as usize, ask_for_locks);
+    // SAFETY: the kernel writes a word of this function's stack.
+    unsafe { sys::call(raw::__NR_prctl as usize, ask) };
+    if filters::are_none() {
+        // SAFETY: as above.
+        unsafe { sys::call(raw::__NR_get_robust_list as usize, ask_for_locks) };
     }
     let mut keep = |address: usize, bytes: usize| memory.buffer(Buffer { address, bytes, how: How::Stays });
     if cleared != 0 {

@@ -166,7 +166,7 @@ pub fn transfer(
         Kind::Stream if how.is_write => {
             let wait = Wait::of(fd, &plain);
             let write = |parts: &mut Parts<'_>, address, bytes| match wait.is_socket {
-                true => parts.send_all(&wait, address, bytes, part),
+                true => parts.send_all(&wait, address, bytes),
                 false => parts.write_all(&wait, address, bytes),
             };
             parts.each(&mut buffers, write)
@@ -503,7 +503,7 @@ impl Parts<'_> {
     fn write_all(&mut self, wait: &Wait, address: usize, bytes: usize) -> Result<(), Over> {
         let (mut done, mut refusals) = (0, 0);
         while done < bytes {
-            self.wait(wait, refusals)?;
+            self.wait(wait, refusals, Wait::FOR_EVER_NS)?;
             let now = READY_BYTES.min(bytes - done);
             let mut last = self.part_by(address + done, now, write_now);
             // ENOSYS and EPERM come from a filter of the program's that doesn't know this call.
@@ -524,7 +524,7 @@ impl Parts<'_> {
 
     /// Writes to a socket. Sends first and waits when nothing is taken, because poll(2) doesn't show each
     /// cause for which a send is over.
-    fn send_all(&mut self, wait: &Wait, address: usize, bytes: usize, part: usize) -> Result<(), Over> {
+    fn send_all(&mut self, wait: &Wait, address: usize, bytes: usize) -> Result<(), Over> {
         let (mut done, mut refusals) = (0, 0);
         while done < bytes {
             // An error is the next call's to report, as above.
@@ -533,15 +533,15 @@ impl Parts<'_> {
             }
             let (one, has_begun) = (self.how.one, self.done > 0);
             let send = |arguments| send_now(one, arguments, has_begun);
-            let mut last = self.part_by(address + done, part.min(bytes - done), send);
+            let last = self.part_by(address + done, PART_BYTES_MIN.min(bytes - done), send);
             // A filter of the program's doesn't know this call.
-            if matches!(last, ENOSYS | EPERM) {
-                self.wait(wait, 0)?;
-                last = self.part(address + done, READY_BYTES.min(bytes - done));
+            if matches!(last, ENOSYS | EPERM) && one != SENDTO {
+                return self.write_all(wait, address + done, bytes - done);
             }
             if last == EAGAIN && !wait.is_not_to {
-                self.wait(wait, refusals)?;
-                refusals += 1;
+                // A sender may wait for long, so it holds no memory meanwhile.
+                self.level.holder.release();
+                refusals += u32::from(self.wait(wait, refusals, TRY_AGAIN_NS)?);
                 continue;
             }
             if last <= 0 || signals::is_ending(self.context.blocked) {
@@ -553,11 +553,12 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// Waits for free space. An error says that the call is over.
-    fn wait(&self, wait: &Wait, refusals: u32) -> Result<(), Over> {
+    /// Waits for free space, for `longest_ns` at most. Returns whether poll(2) shows anything. An error says
+    /// that the call is over.
+    fn wait(&self, wait: &Wait, refusals: u32, longest_ns: u64) -> Result<bool, Over> {
         loop {
             let blocked = self.context.blocked & !open();
-            let (waited, came) = self.room.at_work.waiting(|| wait.for_space(blocked, refusals));
+            let (waited, came) = self.room.at_work.waiting(|| wait.for_space(blocked, refusals, longest_ns));
             if let Some(signal) = came {
                 // The signal's handler runs now. If nothing is written yet, the call is made again after the
                 // handler, if both allow that.
@@ -565,7 +566,7 @@ impl Parts<'_> {
                 return Err(Over(if restarts { RESTART } else { EINTR }));
             }
             match waited.unwrap_or(EINTR) {
-                0 => return Ok(()),
+                shown @ 0.. => return Ok(shown > 0),
                 // The thread was stopped, for example.
                 EINTR => {}
                 error => return Err(Over(error)),
@@ -660,13 +661,13 @@ impl Wait {
     }
 
     /// Waits until a write is worth a try, or a signal of the program's has come. `refusals` says how often
-    /// in a row poll(2) has shown free space, and the kernel has then refused to write. Returns 0, EINTR for
-    /// a signal, or EAGAIN when the time limit has passed.
-    fn for_space(&self, mask: u64, refusals: u32) -> isize {
+    /// in a row poll(2) has shown something, and the kernel has then refused to write. Returns 1 if poll(2)
+    /// shows anything, 0 after `longest_ns`, EINTR for a signal, or EAGAIN when the time limit has passed.
+    fn for_space(&self, mask: u64, refusals: u32, longest_ns: u64) -> isize {
         const POLLOUT: u64 = 4;
         const DOUBLINGS_MAX: u32 = 6;
         if self.is_not_to {
-            return 0;
+            return 1;
         }
         if refusals > 0 {
             let pause_ns = FIRST_PAUSE_NS << (refusals - 1).min(DOUBLINGS_MAX);
@@ -676,12 +677,11 @@ impl Wait {
             }
         }
         let mut asked = u64::from(self.fd as u32) | POLLOUT << 32;
-        let longest_ns = if self.is_socket { TRY_AGAIN_NS } else { Self::FOR_EVER_NS };
         self.poll(&raw mut asked as usize, 1, longest_ns, mask)
     }
 
-    /// Does ppoll with `count` descriptors at `place`, and takes the time from what is left. Returns 0,
-    /// EINTR, or EAGAIN if nothing is left.
+    /// Does ppoll with `count` descriptors at `place`, and takes the time from what is left. Returns what
+    /// `for_space` does.
     fn poll(&self, place: usize, count: usize, longest_ns: u64, mask: u64) -> isize {
         let limit_ns = self.left_ns.get().min(longest_ns);
         let mut time = [limit_ns / SECOND_NS, limit_ns % SECOND_NS];
@@ -698,7 +698,7 @@ impl Wait {
         match result {
             EINTR => EINTR,
             0 if self.left_ns.get() == 0 => EAGAIN,
-            _ => 0,
+            found => isize::from(found > 0),
         }
     }
 }

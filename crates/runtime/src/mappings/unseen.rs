@@ -8,8 +8,8 @@ use crate::mappings::changes::{EVERYTHING, flags_of};
 use crate::mappings::map_lock::Exclusive;
 use farpage_core::table::ranges::Flags;
 use farpage_core::units::{PageIndex, PageRange};
+use farpage_os::futex;
 use farpage_os::proc::{self, Mapped, Mapping, Requests};
-use farpage_os::{futex, sys};
 
 impl Engine {
     /// Forgets what is no longer anonymous memory of the program's own. Notes protections, and what the
@@ -43,8 +43,11 @@ impl Engine {
     }
 
     fn note_protection(&self, mapping: &Mapping, all_is_executable: &mut Option<bool>) {
+        if !self.pager.ranges.lock().touches(mapping.pages) {
+            return;
+        }
         // The hooks know the protections that the program has asked for, without the personality's.
-        if mapping.is_executable && *all_is_executable.get_or_insert_with(reading_implies_executing) {
+        if mapping.is_executable && *all_is_executable.get_or_insert_with(proc::reading_implies_executing) {
             return;
         }
         let protected = if mapping.is_private_data { Flags::NONE } else { flags_of(mapping) };
@@ -58,35 +61,35 @@ impl Engine {
         let may_write = |page| {
             self.pager.ranges.lock().find(page).is_some_and(|range| !range.flags.has(Flags::PROTECTED))
         };
-        // The kernel takes no page away that another process has, and a page of zeros needn't be kept.
-        let _ = self.pagemap.for_each_mapped(pages, |page, mapped| {
+        // Pages that a fork shares aren't looked for, because the page of zeros looks the same.
+        let keep = |page, mapped| {
             if mapped == Mapped::Alone && may_write(page) {
                 // SAFETY: the address is aligned, and the program may write the page.
                 let _ = unsafe { futex::rewrite(page.address()) };
             }
+        };
+        let mut run = PageRange::of(pages.start, 0);
+        let _ = self.pagemap.for_each_present(pages, |page| {
+            if page != run.end {
+                let _ = self.pagemap.for_each_mapped(run, keep);
+                run = PageRange::of(page, 0);
+            }
+            run.end = page.plus(1);
         });
+        let _ = self.pagemap.for_each_mapped(run, keep);
     }
 
     fn note_requests(&self, mapping: &Mapping, requests: Requests) {
         if requests.is_other {
             return self.forget_unless_mapped(mapping.pages.start, mapping.pages.end);
         }
-        if requests.has_clean_pages {
+        let is_anonymous = mapping.is_anonymous && mapping.is_private;
+        if requests.has_clean_pages && is_anonymous && self.pager.ranges.lock().touches(mapping.pages) {
             self.keep_clean_pages(mapping.pages);
         }
         let now = |flags| with_requests(flags, requests);
         let _ = self.pager.ranges.lock().update(mapping.pages, now);
     }
-}
-
-/// Returns whether all memory is executable that can be read, by the process's personality.
-fn reading_implies_executing() -> bool {
-    const ONLY_ASK: usize = 0xffff_ffff;
-    const READ_IMPLIES_EXEC: usize = 0x40_0000;
-    let arguments = [ONLY_ASK, 0, 0, 0, 0, 0];
-    // SAFETY: the call changes nothing.
-    let personality = unsafe { sys::call(linux_raw_sys::general::__NR_personality as usize, arguments) };
-    sys::check(personality).is_ok_and(|personality| personality & READ_IMPLIES_EXEC != 0)
 }
 
 /// Returns `flags` with what the program has asked for, and without what it has taken back.
