@@ -87,7 +87,7 @@ test-e2e: build programs
 	FARPAGE_TEST_FAULTS=segv $(CARGO) test --test memory_calls -- --test-threads=3 \
 		remap:: heap:: io:: stacks:: arming:: handlers:: dont_need only_written forbidden_before fork_while_out sparse snapshots moved_in_a_child \
 		borrowers_killed workers_that_block list_that_is_out unlocked_after kept_from_children wiped_where \
-		past_libc_before sockets::
+		past_libc_before sockets:: robust_mutexes
 	$(PYTHON) tests/compat.py --fast
 	$(PYTHON) tests/starts.py --starts 2
 

@@ -315,8 +315,47 @@ static void filled_by_many(void)
     VERIFY(memory, FILLED, 7);
 }
 
+enum { MUTEXES = 100 };
+
+static char *mutexes;
+static volatile int has_locked, is_to_end;
+
+static void *ends_with_locks(void *nothing)
+{
+    for (size_t i = 0; i < MUTEXES; i++)
+        CHECK(pthread_mutex_lock((pthread_mutex_t *)(mutexes + i * PAGE)) == 0);
+    has_locked = 1;
+    while (!is_to_end)
+        usleep(10000);
+    return nothing;
+}
+
+/* A thread ends with robust mutexes locked, each on a page that is out. The kernel marks each for the next
+ * owner. */
+static void robust_mutexes(void)
+{
+    pthread_t thread;
+    pthread_mutexattr_t robust;
+    mutexes = map(MUTEXES * PAGE);
+    CHECK(pthread_mutexattr_init(&robust) == 0);
+    CHECK(pthread_mutexattr_setrobust(&robust, PTHREAD_MUTEX_ROBUST) == 0);
+    for (size_t i = 0; i < MUTEXES; i++)
+        CHECK(pthread_mutex_init((pthread_mutex_t *)(mutexes + i * PAGE), &robust) == 0);
+    CHECK(pthread_create(&thread, NULL, ends_with_locks, NULL) == 0);
+    while (!has_locked)
+        usleep(10000);
+    char *memory = filled(LARGE, 9);
+    push_out();
+    REQUIRE_OUT(mutexes, MUTEXES * PAGE);
+    is_to_end = 1;
+    CHECK(pthread_join(thread, NULL) == 0);
+    for (size_t i = 0; i < MUTEXES; i++)
+        CHECK(pthread_mutex_trylock((pthread_mutex_t *)(mutexes + i * PAGE)) == EOWNERDEAD);
+    VERIFY(memory, LARGE, 9);
+}
+
 MAIN({ "only_threads", only_threads }, { "protection_changes", protection_changes }, { "thrown_away", thrown_away },
      { "mapped_anew", mapped_anew }, { "moved_and_back", moved_and_back }, { "locked", locked },
      { "advised", advised }, { "others_come_and_go", others_come_and_go }, { "many_change", many_change },
      { "all_on_the_same_page", all_on_the_same_page }, { "threads_end", threads_end },
-     { "filled_by_many", filled_by_many })
+     { "robust_mutexes", robust_mutexes }, { "filled_by_many", filled_by_many })

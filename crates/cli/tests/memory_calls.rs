@@ -24,7 +24,7 @@ const WAYS: [&str; 3] = ["mixed", "move", "copy"];
 const IN_EVERY_WAY: [&str; 1] = ["peer_writes"];
 
 /// Cases that `thread` fails: nobody keeps the words that the kernel writes when a thread ends.
-const NOT_IN_THREAD: [&str; 1] = ["thread_past_libc_before"];
+const NOT_IN_THREAD: [&str; 2] = ["thread_past_libc_before", "robust_mutexes"];
 
 fn check(name: &str, case: &str) {
     let mode = std::env::var("FARPAGE_TEST_FAULTS");
@@ -85,7 +85,7 @@ cases! {
         peer_that_stops_reading;
     peer_writes: from_a_parent;
     threads: only_threads protection_changes thrown_away mapped_anew moved_and_back locked advised
-        others_come_and_go many_change all_on_the_same_page threads_end filled_by_many;
+        others_come_and_go many_change all_on_the_same_page threads_end robust_mutexes filled_by_many;
     signals: handlers_that_block_everything workers_that_block_everything workers_that_block_nothing ids_of_all_threads main_thread_ends
         stacks_never_touched child_without_handlers clones_that_fail copy_on_another_stack thread_that_is_cancelled
         what_the_program_believes threads_made_meanwhile forks_meanwhile child_whose_stack_is_out forks_that_wait_meanwhile write_barriers sent_while_at_work
