@@ -1,5 +1,6 @@
 //! Tests of what /proc says.
 
+use super::mappings::parse_mapping;
 use super::*;
 use std::io::{Read, Write};
 
