@@ -11,6 +11,8 @@
 //! back with other bytes, ends the benchmark.
 
 mod codec;
+pub mod command;
+mod contest;
 mod device;
 pub mod extents;
 mod faults;
@@ -67,6 +69,8 @@ pub enum Run {
     Whole(fn(Effort) -> Result<Report, String>),
     /// As a whole, or only the cases whose titles contain this text.
     Cases(fn(Effort, Option<&str>) -> Result<Report, String>),
+    /// With a program of the user's.
+    Command(fn(Effort, &command::Asked<'_>) -> Result<Report, String>),
 }
 
 /// The only table of experiments.
@@ -75,6 +79,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "codec",
         about: "pages of real programs, made small and brought back: one codec for each kind against LZ4 for all",
         run: Run::Whole(codec::run),
+    },
+    Experiment {
+        name: "command",
+        about: "a program of yours under the kernel's own swap and Farpage, with as much memory; takes root, as `kernel` does",
+        run: Run::Command(command::run),
     },
     Experiment {
         name: "device",

@@ -1,23 +1,21 @@
 //! `farpage bench programs`: how long real programs take with two fifths of the memory that they need. If the
 //! kernel kills a program with so little, the program gets more. The programs run under the kernel's own swap
-//! and under Farpage. Machine, settings and memory are those of [`crate::kernel`].
-//!
-//! Each program runs to its end, and its result is compared. The result is the program's output, or the
-//! answers that a client got.
+//! and under Farpage. Machine, settings and memory are those of [`crate::kernel`]. [`crate::contest`] runs
+//! one program.
 
 mod client;
 
 use crate::Effort;
-use crate::kernel::machine::{self, Machine, PAGE_CLUSTERS, PoolPeak, Setting};
-use crate::kernel::{Failed, Found, NOTE_CPU, tell, try_in_turns, unless_killed};
+use crate::contest::{Client, Contest, Entrant, Job, Measured, Run, chart, digest, notes, table};
+use crate::kernel::machine::Machine;
+use crate::kernel::{Failed, Found, tell};
 use crate::live::{self, Outcome, Place};
-use crate::measure::{Random, Sample, ratio};
-use crate::report::{Cell, Chart, Report, Table, Target};
+use crate::measure::{Random, Sample};
+use crate::report::{Report, Target};
 use crate::stop;
 use std::fmt::Write as _;
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 const MIB: u64 = 1 << 20;
@@ -42,8 +40,6 @@ struct Program {
     /// Returns the program's result.
     result: fn(&Outcome) -> Result<String, String>,
 }
-
-type Client = fn(&Path, u64) -> Result<String, String>;
 
 /// The only table of programs.
 const PROGRAMS: [Program; 6] = [
@@ -131,12 +127,6 @@ fn strings(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-fn digest(bytes: &[u8]) -> String {
-    let mut hasher = DefaultHasher::new();
-    bytes.hash(&mut hasher);
-    format!("{} bytes, {:016x}", bytes.len(), hasher.finish())
-}
-
 fn printed(outcome: &Outcome) -> Result<String, String> {
     if outcome.printed.is_empty() {
         Err("it printed nothing".to_owned())
@@ -185,37 +175,6 @@ fn write_queries(place: &Path, bytes: u64) -> std::io::Result<()> {
     )
 }
 
-// ---- the contest ----------------------------------------------------------------------------------------
-
-/// The runs of one program, round by round.
-struct Measured {
-    name: &'static str,
-    ram: u64,
-    setting: Setting,
-    kernel: Vec<Run>,
-    farpage: Vec<Run>,
-    unlimited: Vec<Run>,
-    /// Runs that the kernel ended because it found no memory. The runs were repeated.
-    killed: usize,
-    /// Smaller limits that were tried before, in bytes. With them the kernel killed the program under every
-    /// setting.
-    killed_with: Vec<u64>,
-}
-
-struct Run {
-    outcome: Outcome,
-    /// Peak of the pool, in bytes.
-    pool: u64,
-    /// Pages written to disk.
-    written: u64,
-}
-
-impl Run {
-    fn seconds(&self) -> f64 {
-        self.outcome.wall.as_secs_f64()
-    }
-}
-
 /// Runs all programs, or only those whose names contain `only`.
 pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     // In much smaller cgroups the kernel finds no memory, and kills.
@@ -238,13 +197,15 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     let place = temporary.join(format!("farpage-programs-{}", std::process::id()));
     machine.has_directory(&place)?;
     fs::create_dir(&place).map_err(|error| format!("{} can't be made: {error}", place.display()))?;
-    let mut contest = Contest { machine, place, directory, bytes, rounds: effort.pick(5, 1) };
+    let farpage = Entrant { name: "farpage".to_owned(), options: strings(&["--faults", "signal"]) };
+    let mut contest =
+        Contest { machine, place, directory, entrants: vec![farpage], rounds: effort.pick(5, 1) };
     let found = Found::of(
         installed,
         |program| program.name.to_owned(),
         |program| {
             tell(&format!("bench programs: {}", program.name));
-            contest.measure(program)
+            measure(&mut contest, program, bytes)
         },
     );
     let rounds = contest.rounds;
@@ -258,197 +219,38 @@ fn is_installed(command: &str) -> bool {
     std::env::split_paths(&words).any(|place| place.join(command).is_file())
 }
 
-struct Contest {
-    machine: Machine,
-    /// The directory in which programs run.
-    place: PathBuf,
-    /// The directory to which the kernel and Farpage swap.
-    directory: PathBuf,
+/// Measures a program with the least memory with which the kernel can run it at all. Returns the complete
+/// rounds, if there are any, and the failure that ended them.
+fn measure(contest: &mut Contest, program: &Program, bytes: u64) -> (Option<Measured>, Option<Failed>) {
+    measure_enough(contest, program, bytes).unwrap_or_else(|failed| (None, Some(failed)))
+}
+
+fn measure_enough(
+    contest: &mut Contest,
+    program: &Program,
     bytes: u64,
-    rounds: usize,
-}
-
-impl Contest {
-    /// Measures a program with the least memory with which the kernel can run it at all. Returns the complete
-    /// rounds, if there are any, and the failure that ended them.
-    fn measure(&mut self, program: &Program) -> (Option<Measured>, Option<Failed>) {
-        self.measure_enough(program).unwrap_or_else(|failed| (None, Some(failed)))
-    }
-
-    fn measure_enough(&mut self, program: &Program) -> Result<(Option<Measured>, Option<Failed>), Failed> {
-        (program.prepare)(&self.place, self.bytes).map_err(|error| format!("its files: {error}"))?;
-        let (first, result) = self.once(program, Place::Alone)?;
-        let peak = first.peak_bytes * program.processes;
-        let mut unlimited = vec![Run { outcome: first, pool: 0, written: 0 }];
-        let (mut killed_with, mut failed) = (Vec::new(), String::new());
-        for tenths in TENTHS {
-            // Rounded down to whole MiB.
-            let ram = peak * tenths / 10 / MIB * MIB;
-            match self.measure_within(program, ram, &result, &mut unlimited) {
-                (None, Some(Failed::Killed(why))) => failed = why,
-                (one, failed) => return Ok((one.map(|one| Measured { killed_with, ..one }), failed)),
-            }
-            killed_with.push(ram);
+) -> Result<(Option<Measured>, Option<Failed>), Failed> {
+    (program.prepare)(&contest.place, bytes).map_err(|error| format!("its files: {error}"))?;
+    let job = Job {
+        name: program.name.to_owned(),
+        words: (program.words)(bytes)?,
+        client: program.client.map(|client| (client, bytes)),
+        result: program.result,
+    };
+    let (first, result) = contest.once(&job, Place::Alone)?;
+    let peak = first.peak_bytes * program.processes;
+    let mut unlimited = vec![Run::unlimited(first)];
+    let (mut killed_with, mut failed) = (Vec::new(), String::new());
+    for tenths in TENTHS {
+        // Rounded down to whole MiB.
+        let ram = peak * tenths / 10 / MIB * MIB;
+        match contest.measure_within(&job, ram, &result, &mut unlimited) {
+            (None, Some(Failed::Killed(why))) => failed = why,
+            (one, failed) => return Ok((one.map(|one| Measured { killed_with, ..one }), failed)),
         }
-        Err(Failed::Killed(failed))
+        killed_with.push(ram);
     }
-
-    fn measure_within(
-        &mut self,
-        program: &Program,
-        ram: u64,
-        result: &str,
-        unlimited: &mut Vec<Run>,
-    ) -> (Option<Measured>, Option<Failed>) {
-        let limited = self.machine.limits_to(ram).map_err(Failed::from);
-        let setting = match limited.and_then(|()| self.best_setting(program, result)) {
-            Ok(setting) => setting,
-            Err(failed) => return (None, Some(failed)),
-        };
-        let mut measured = Measured {
-            name: program.name,
-            ram,
-            setting,
-            kernel: vec![],
-            farpage: vec![],
-            unlimited: vec![],
-            killed: 0,
-            killed_with: vec![],
-        };
-        let failed = (0..self.rounds)
-            .find_map(|round| self.round(program, &mut measured, result, (round, &mut *unlimited)).err());
-        let complete = measured.kernel.len().min(measured.farpage.len());
-        if complete == 0 {
-            return (None, failed);
-        }
-        measured.kernel.truncate(complete);
-        measured.unlimited = std::mem::take(unlimited);
-        (Some(measured), failed)
-    }
-
-    fn round(
-        &mut self,
-        program: &Program,
-        measured: &mut Measured,
-        result: &str,
-        (round, unlimited): (usize, &mut Vec<Run>),
-    ) -> Result<(), Failed> {
-        // The kernel runs first, because the size of its pool decides how much memory Farpage gets.
-        let setting = measured.setting.clone();
-        let kernel = unless_killed(&mut measured.killed, || self.kernel(program, &setting, result))?;
-        let pool = if self.machine.pool_is_within() { 0 } else { kernel.pool };
-        measured.kernel.push(kernel);
-        measured.farpage.push(self.farpage(program, measured.ram + pool, result)?);
-        if round >= unlimited.len() {
-            let outcome = same(self.once(program, Place::Alone)?, result)?;
-            unlimited.push(Run { outcome, pool: 0, written: 0 });
-        }
-        Ok(())
-    }
-
-    /// Returns the setting with which the kernel runs the program best. Each codec of zswap, and no zswap, is
-    /// tried without readahead first. Then the best of these, and no zswap, are tried with each readahead
-    /// window. Codecs come first because windows take memory: with windows the kernel kills redis in some
-    /// runs, whatever the codec.
-    fn best_setting(&mut self, program: &Program, result: &str) -> Result<Setting, Failed> {
-        let codecs = self.machine.codecs().into_iter().map(Some).chain([None]);
-        let without_readahead = codecs.map(|codec| Setting { codec, page_cluster: 0 });
-        let (least, best) = self.best_of(program, without_readahead.collect(), result)?;
-        let codecs = [Some(best.codec.clone()), best.codec.as_ref().map(|_| None)];
-        let rest = codecs.into_iter().flatten().flat_map(|codec| {
-            let windows = PAGE_CLUSTERS.into_iter().filter(|page_cluster| *page_cluster > 0);
-            windows.map(move |page_cluster| Setting { codec: codec.clone(), page_cluster })
-        });
-        match self.best_of(program, rest.collect(), result) {
-            Ok((seconds, other)) if seconds < least => Ok(other),
-            Ok(_) | Err(Failed::Killed(_)) => Ok(best),
-            Err(failed) => Err(failed),
-        }
-    }
-
-    fn best_of(
-        &mut self,
-        program: &Program,
-        settings: Vec<Setting>,
-        result: &str,
-    ) -> Result<(f64, Setting), Failed> {
-        let tried = try_in_turns(settings, self.rounds, |setting| {
-            self.kernel(program, setting, result).map(|run| run.seconds().recip())
-        })?;
-        let fastest = tried.into_iter().max_by(|(_, one), (_, other)| one.total_cmp(other));
-        fastest
-            .map(|(setting, speed)| (speed.recip(), setting))
-            .ok_or_else(|| "nothing to try".to_owned().into())
-    }
-
-    fn kernel(&mut self, program: &Program, setting: &Setting, result: &str) -> Result<Run, Failed> {
-        self.machine.swaps_as(setting)?;
-        let (before, killed) = (machine::pages_written(), self.machine.killed());
-        let mut pool = PoolPeak::begin();
-        let members = self.machine.members();
-        let found = self.watched(program, Place::Within(&members), || pool.look());
-        let written = machine::pages_written().saturating_sub(before);
-        if self.machine.killed() > killed {
-            return Err(Failed::Killed("the kernel found no memory, and killed a process of it".to_owned()));
-        }
-        Ok(Run { outcome: same(found?, result)?, pool: pool.bytes(), written })
-    }
-
-    fn farpage(&self, program: &Program, ram: u64, result: &str) -> Result<Run, String> {
-        let (ram, swap) = (ram.to_string(), self.directory.display().to_string());
-        let options = ["--ram", &ram, "--swap", &swap, "--faults", "signal"];
-        let outcome = same(self.once(program, Place::Under(&options))?, result)?;
-        let number = |what: &str, name: &str| outcome.stats[what][name].as_u64().unwrap_or(0);
-        let (pool, written) = (number("gauges", "pool_peak"), number("counters", "area_slots"));
-        Ok(Run { outcome, pool, written })
-    }
-
-    fn once(&self, program: &Program, place: Place<'_>) -> Result<(Outcome, String), String> {
-        let killed = machine::killed();
-        let found = self.watched(program, place, || ())?;
-        // The program may have ended regularly although a process was killed, with half of its work done.
-        let is_whole = machine::killed() == killed;
-        is_whole
-            .then_some(found)
-            .ok_or_else(|| "the machine has too little memory: the kernel has killed a process".to_owned())
-    }
-
-    /// Runs a program to its end. Returns the outcome and the program's result.
-    fn watched(
-        &self,
-        program: &Program,
-        place: Place<'_>,
-        mut watch: impl FnMut(),
-    ) -> Result<(Outcome, String), String> {
-        let words = (program.words)(self.bytes)?;
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        std::thread::scope(|scope| {
-            let mut client =
-                program.client.map(|client| scope.spawn(move || client(&self.place, self.bytes)));
-            let mut got = String::new();
-            let outcome = live::run(place, &words, &self.place, || {
-                watch();
-                if let Some(ended) = client.take_if(|client| client.is_finished()) {
-                    got = ended.join().map_err(|_| "its client has panicked".to_owned())??;
-                }
-                Ok(())
-            })?;
-            if let Some(client) = client {
-                got = client.join().map_err(|_| "its client has panicked".to_owned())??;
-            }
-            let result = (program.result)(&outcome)? + &got;
-            // The output may be large.
-            Ok((Outcome { printed: Vec::new(), ..outcome }, result))
-        })
-    }
-}
-
-fn same((outcome, found): (Outcome, String), wanted: &str) -> Result<Outcome, String> {
-    if found == wanted {
-        Ok(outcome)
-    } else {
-        Err(format!("its result is `{found}`, and `{wanted}` without a budget"))
-    }
+    Err(Failed::Killed(failed))
 }
 
 fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str], budget: &str) -> Report {
@@ -459,7 +261,7 @@ fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str], bu
             .to_owned(),
     );
     report.tables.push(table(measured));
-    let speeds: Vec<f64> = measured.iter().map(|one| speed(one).median).collect();
+    let speeds: Vec<f64> = measured.iter().map(|one| one.speeds()[0].median).collect();
     for (one, found) in measured.iter().zip(&speeds) {
         report.targets.push(Target::at_least(format!("{}: ratio of speeds", one.name), WANTED.1, *found));
     }
@@ -467,27 +269,13 @@ fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str], bu
         let median = Sample::of(&speeds).median;
         report.targets.push(Target::at_least("median of all programs: ratio of speeds", WANTED.0, median));
     }
-    report.charts.push(chart(measured));
-    report.notes = vec![
-        format!(
-            "kernel: a cgroup of two fifths of what the program has in memory without a limit (or more: see below); farpage: \
+    report.charts.push(chart("Programs with two fifths of the memory they need", measured));
+    report.notes = vec![format!(
+        "kernel: a cgroup of two fifths of what the program has in memory without a limit (or more: see below); farpage: \
              --ram {budget}, --faults signal; {} MiB of data, {rounds} rounds",
-            bytes / MIB
-        ),
-        "the kernel has what it does best with of its codecs for zswap, no zswap, and page-cluster 3, 0 and 5, tried before; all \
-         results are those of the run without a limit"
-            .to_owned(),
-        "the cgroup's limit counts what the kernel keeps for the program, too (tables of pages, files that it writes)".to_owned(),
-        NOTE_CPU.to_owned(),
-    ];
-    for one in measured.iter().filter(|one| one.kernel.len() < rounds) {
-        report.notes.push(format!("{}: {} of {rounds} rounds", one.name, one.kernel.len()));
-    }
-    for one in measured.iter().filter(|one| one.killed > 0) {
-        report
-            .notes
-            .push(format!("{}: {} runs that the kernel killed were made again", one.name, one.killed));
-    }
+        bytes / MIB
+    )];
+    report.notes.extend(notes(measured, rounds));
     for one in measured.iter().filter(|one| !one.killed_with.is_empty()) {
         let with: Vec<String> = one.killed_with.iter().map(|bytes| (bytes / MIB).to_string()).collect();
         report.notes.push(format!(
@@ -501,56 +289,4 @@ fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str], bu
         report.notes.push(format!("not installed, and left out: {}", missing.join(", ")));
     }
     report
-}
-
-/// Returns the ratio of the kernel's time to Farpage's.
-fn speed(one: &Measured) -> Sample {
-    ratio(&seconds(&one.kernel), &seconds(&one.farpage))
-}
-
-fn seconds(runs: &[Run]) -> Vec<f64> {
-    runs.iter().map(Run::seconds).collect()
-}
-
-fn table(measured: &[Measured]) -> Table {
-    let columns =
-        ["program", "MiB", "who", "wall s", "ratio", "CPU s", "pool MiB", "to disk MiB", "major faults"];
-    let mut table = Table::new("wall time to the end", &columns);
-    for one in measured {
-        let kernel = format!("kernel, {}", one.setting);
-        let who = [(kernel.as_str(), &one.kernel), ("farpage", &one.farpage), ("unlimited", &one.unlimited)];
-        for (at, (who, runs)) in who.into_iter().enumerate() {
-            let median = |of: &dyn Fn(&Run) -> f64| {
-                Cell::from(Sample::of(&runs.iter().map(of).collect::<Vec<_>>()).median)
-            };
-            table.row(vec![
-                one.name.into(),
-                ((one.ram / MIB) as usize).into(),
-                who.into(),
-                Sample::of(&seconds(runs)).into(),
-                if at == 1 { speed(one).into() } else { Cell::Nothing },
-                median(&|run| run.outcome.cpu_seconds),
-                median(&|run| run.pool as f64 / MIB as f64),
-                median(&|run| run.written as f64 * 4096.0 / MIB as f64),
-                median(&|run| run.outcome.major_faults as f64),
-            ]);
-        }
-    }
-    table
-}
-
-fn chart(measured: &[Measured]) -> Chart {
-    let of = |runs: fn(&Measured) -> &Vec<Run>| -> Vec<f64> {
-        measured.iter().map(|one| Sample::of(&seconds(runs(one))).median).collect()
-    };
-    Chart {
-        title: "Programs with two fifths of the memory they need".to_owned(),
-        unit: "seconds".to_owned(),
-        groups: measured.iter().map(|one| one.name.to_owned()).collect(),
-        series: vec![
-            ("kernel".to_owned(), of(|one| &one.kernel)),
-            ("farpage".to_owned(), of(|one| &one.farpage)),
-            ("unlimited".to_owned(), of(|one| &one.unlimited)),
-        ],
-    }
 }

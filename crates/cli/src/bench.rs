@@ -6,8 +6,9 @@ use crate::options::{BenchOptions, LoadOptions};
 use crate::text::failure::Failure;
 use crate::text::say;
 use crate::text::size::{Amount, Size};
+use farpage_bench::command::Asked;
 use farpage_bench::load::{LOADS, Settings};
-use farpage_bench::{EXPERIMENTS, Effort, Run};
+use farpage_bench::{EXPERIMENTS, Effort, Experiment, Run};
 use farpage_runtime::session::SESSION_ENV;
 use std::fs::OpenOptions;
 use std::io;
@@ -26,6 +27,7 @@ pub fn bench(options: &BenchOptions) -> Result<ExitCode, Failure> {
             Failure::new(format!("`bench {}` is run as a whole", experiment.name)).fix("leave out --only")
         );
     }
+    check_program(options, experiment)?;
     if options.json.is_some() && options.json == options.svg {
         return Err(Failure::new("--json and --svg name the same file").fix("name two files"));
     }
@@ -41,6 +43,10 @@ pub fn bench(options: &BenchOptions) -> Result<ExitCode, Failure> {
     let report = match experiment.run {
         Run::Whole(run) => run(effort),
         Run::Cases(run) => run(effort, only),
+        Run::Command(run) => {
+            let ram = |whole| options.ram.as_ref().map_or(whole / 2, |size| size.of(whole));
+            run(effort, &Asked { words: &options.program, ram: &ram, with: &options.with })
+        }
     };
     let gave_up = |why: String| Failure::new(format!("`bench {}` could not go on: {why}", experiment.name));
     let mut report = report.map_err(gave_up)?;
@@ -61,6 +67,25 @@ pub fn bench(options: &BenchOptions) -> Result<ExitCode, Failure> {
     ];
     written.into_iter().flatten().collect::<Result<(), Failure>>()?;
     report.failed.map_or(Ok(ExitCode::SUCCESS), |why| Err(gave_up(why)))
+}
+
+/// Checks that a program is given exactly where one is measured.
+fn check_program(options: &BenchOptions, experiment: &Experiment) -> Result<(), Failure> {
+    let is_given = !options.program.is_empty();
+    if matches!(experiment.run, Run::Command(_)) {
+        return if is_given {
+            Ok(())
+        } else {
+            Err(Failure::new("`bench command` measures a program, and none is given")
+                .fix("farpage bench command --ram 50% -- python3 job.py"))
+        };
+    }
+    if is_given || options.ram.is_some() || !options.with.is_empty() {
+        return Err(Failure::new(format!("`bench {}` measures no program of yours", experiment.name))
+            .because("--ram, --with and a program are for `bench command`")
+            .fix("farpage bench command --ram 50% -- python3 job.py"));
+    }
+    Ok(())
 }
 
 /// A file that can be written. An earlier content stays until there is a result, which may be never.

@@ -137,6 +137,16 @@ pub struct BenchOptions {
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
 
+    /// Memory that the program gets: a size, or a share of what its largest process has without a limit. 50 %
+    /// if it isn't given. For `command`.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub ram: Option<Size>,
+
+    /// Measure Farpage with these options of `farpage run`: `--with "--faults segv --pool 10M"`. May be given
+    /// several times. For `command`.
+    #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
+    pub with: Vec<String>,
+
     /// Write the result to this file as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -144,6 +154,10 @@ pub struct BenchOptions {
     /// Write the result to this file as a plot.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+
+    /// The program and its arguments. Its output must be the same each time. For `command`.
+    #[arg(last = true, value_name = "PROGRAM")]
+    pub program: Vec<String>,
 }
 
 /// Options of `farpage load`.

@@ -222,6 +222,48 @@ fn programs_shows_what_it_found_and_leaves_everything_as_it_was() {
     assert!(number(0, "major faults") > 0.0 && number(1, "pool MiB") > 1.0, "{rows:?}");
 }
 
+/// A program of the user's, in two modes. A program that prints something else each time can't be compared.
+#[test]
+fn command_shows_what_it_found_and_leaves_everything_as_it_was() {
+    let Some(_alone) = alone_with_the_kernel() else { return };
+    let before = settings_of_the_kernel();
+    let directory = directory();
+    let json = directory.path().join("found.json");
+    let measure = |text: &str| {
+        let mut command = farpage();
+        command.env("FARPAGE_PRELOAD", farpage::budgeted::library());
+        command.args(["bench", "command", "--quick", "--ram", "50%", "--json"]).arg(&json);
+        command.args([
+            "--with",
+            "--faults signal",
+            "--with",
+            "--faults segv --pool 1M",
+            "--",
+            "python3",
+            "-c",
+        ]);
+        Ended::of(command.arg(text).output().unwrap())
+    };
+    let fill = "import random; random.seed(1); b = bytearray(80 << 20)
+for i in range(0, len(b), 4096): b[i:i + 2048] = random.randbytes(2048)
+print(sum(b[::4096]))";
+    let ended = measure(fill);
+    assert_eq!((ended.status, settings_of_the_kernel()), (Some(0), before.clone()), "{}", ended.stderr);
+    let found: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let rows = found["tables"][0]["rows"].as_array().unwrap();
+    let who: Vec<_> = rows.iter().map(|row| row["who"].as_str().unwrap()).collect();
+    assert!(who[0].starts_with("kernel, "), "{who:?}");
+    assert_eq!(who[1..], ["farpage --faults signal", "farpage --faults segv --pool 1M", "unlimited"]);
+    let number = |at: usize, column: &str| rows[at][column].as_f64().unwrap();
+    // The kernel and Farpage were both made to swap. A pool of 1 MiB holds no more.
+    assert!(number(0, "major faults") > 0.0 && number(2, "to disk MiB") > 1.0, "{rows:?}");
+    assert!((40.0..70.0).contains(&number(1, "MiB")) && number(2, "pool MiB") <= 1.0, "{rows:?}");
+    assert_eq!(found["targets"].as_array().unwrap().len(), 2);
+    let ended = measure("import os; print(os.getpid()); b = bytearray(80 << 20)");
+    ended.refused(125, &["its result is", "without a budget"]);
+    assert_eq!(settings_of_the_kernel(), before);
+}
+
 #[test]
 fn only_some_experiments_have_cases_and_a_case_must_be_there() {
     let refused = |arguments: &[&str], words: &[&str]| {
@@ -230,6 +272,14 @@ fn only_some_experiments_have_cases_and_a_case_must_be_there() {
     refused(&["codec", "--only", "heap"], &["is run as a whole"]);
     refused(&["kernel", "--only", "nonsense"], &["no such case", "pool, random"]);
     refused(&["programs", "--only", "nonsense"], &["no such program", "pagerank"]);
+    refused(
+        &["command", "--ram", "1G"],
+        &["none is given", "farpage bench command --ram 50% -- python3 job.py"],
+    );
+    for words in [&["codec", "--", "true"][..], &["kernel", "--ram", "1G"], &["order", "--with", "--pool 1M"]]
+    {
+        refused(words, &["measures no program of yours", "farpage bench command"]);
+    }
 }
 
 /// Wrong words end the command before anything is measured, and leave the files as they are.

@@ -279,6 +279,16 @@ impl fmt::Display for Setting {
     }
 }
 
+/// Returns an error if this process may not change the kernel's settings.
+pub fn takes_root() -> Result<(), String> {
+    // SAFETY: the function takes no arguments.
+    if unsafe { libc::geteuid() } == 0 {
+        Ok(())
+    } else {
+        Err("it changes the kernel's settings, which takes root: sudo farpage bench ...".to_owned())
+    }
+}
+
 /// The kernel's swap, set up for as long as this value lives.
 pub struct Machine {
     journal: Journal,
@@ -289,12 +299,7 @@ pub struct Machine {
 impl Machine {
     /// Makes a swap file of `swap_bytes` in `directory`, and a cgroup whose memory is at most `ram_bytes`.
     pub fn new(directory: &Path, swap_bytes: u64, ram_bytes: u64) -> Result<Machine, String> {
-        // SAFETY: the function takes no arguments.
-        if unsafe { libc::geteuid() } != 0 {
-            return Err(
-                "it changes the kernel's settings, which takes root: sudo farpage bench ...".to_owned()
-            );
-        }
+        takes_root()?;
         // The journal needs absolute paths, because the run that undoes it may have another current
         // directory.
         let directory = directory.canonicalize().map_err(|error| cant("used", directory, error))?;
@@ -413,7 +418,9 @@ fn limit(group: &Path, is_v2: bool, ram_bytes: u64) -> Result<(), String> {
 impl Drop for Machine {
     fn drop(&mut self) {
         if let Err(why) = self.journal.undo() {
-            super::tell(&format!("{why}; the next `farpage bench kernel` or `programs` tries again"));
+            super::tell(&format!(
+                "{why}; the next `farpage bench kernel`, `programs` or `command` tries again"
+            ));
         }
         let _ = fs::remove_file(LOCK);
     }
