@@ -38,8 +38,8 @@ struct Found {
 
 impl Descendants {
     /// Looks once more. Returns processes below `root` that have lived for some seconds, have memory of their
-    /// own, and aren't known.
-    pub fn look(&mut self, root: u32, now: Instant, is_known: impl Fn(u32) -> bool) -> Vec<u32> {
+    /// own, and aren't known. `is_known` gets the id of a process, and one of its ids (`numbers`).
+    pub fn look(&mut self, root: u32, now: Instant, is_known: impl Fn(u32, u32) -> bool) -> Vec<u32> {
         let pause = PAUSES[usize::from(self.found.values().any(|found| !found.is_told))];
         if self.walked.is_some_and(|walked| now < walked + pause) {
             return Vec::new();
@@ -47,8 +47,10 @@ impl Descendants {
         self.walked = Some(now);
         let mut found = BTreeMap::new();
         for (pid, parent) in below(root) {
-            let is_stranger =
-                |stat: &Stat| !numbers(pid).into_iter().any(&is_known) && stat.has_own_memory(pid, parent);
+            let is_stranger = |stat: &Stat| {
+                !numbers(pid).into_iter().any(|number| is_known(pid, number))
+                    && stat.has_own_memory(pid, parent)
+            };
             let Some(stat) = Stat::of(pid).filter(is_stranger) else { continue };
             let before = self.found.remove(&pid).filter(|found| found.began == stat.began);
             found.insert(pid, before.unwrap_or(Found { began: stat.began, first: now, is_told: false }));
@@ -93,6 +95,11 @@ pub fn numbers(pid: u32) -> Vec<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
     let inner = line.split_whitespace().filter_map(|number| number.parse().ok());
     std::iter::once(pid).chain(inner).collect()
+}
+
+/// Returns the id of a process in its own pid namespace, if that is another namespace than ours.
+pub fn number_elsewhere(pid: u32) -> Option<u32> {
+    numbers(pid).into_iter().next_back().filter(|inner| *inner != pid)
 }
 
 /// Fields of /proc/PID/stat.
@@ -150,7 +157,7 @@ mod tests {
         for second in 0..20 {
             let now = start + Duration::from_secs(second);
             told.extend(
-                descendants.look(shell.id(), now, |pid| pid != last).into_iter().map(|pid| (second, pid)),
+                descendants.look(shell.id(), now, |pid, _| pid != last).into_iter().map(|pid| (second, pid)),
             );
         }
         assert_eq!(told, [(5, last)], "in the first walk after the fifth second");

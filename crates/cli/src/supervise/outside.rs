@@ -113,24 +113,15 @@ impl Outside {
     /// Looks once more below the program, for processes that have left no note.
     pub fn look_below(&mut self, program: u32, members: &BTreeMap<u32, Member>) {
         let is_noted = |pid| self.waiting.values().any(|(process, _)| process.pid == pid);
-        let is_known = |pid| {
-            members.get(&pid).is_some_and(|member| member.is_alive)
-                || is_noted(pid)
-                || self.known.get(&pid).is_some_and(Process::is_there)
+        // A note with the id that a process has in another namespace gives the process no time to join:
+        // from there it never joins.
+        let is_known = |pid, number| {
+            members.get(&number).is_some_and(|member| member.is_alive)
+                || number == pid && is_noted(pid)
+                || self.known.get(&number).is_some_and(Process::is_there)
         };
         for pid in self.descendants.look(program, Instant::now(), is_known) {
-            // In another namespace the note of the process has another id, under which the process
-            // can't be found here.
-            let inner = descendants::numbers(pid).into_iter().next_back().unwrap_or(pid);
-            if inner != pid {
-                self.inner.insert(inner);
-                self.known.retain(|known, process| *known != inner || process.began != 0);
-            }
-            let why = match () {
-                () if inner != pid => ELSEWHERE,
-                () if self.was_full => BEYOND,
-                () => NO_NOTE,
-            };
+            let why = if self.was_full { BEYOND } else { NO_NOTE };
             if let Some(process) = Process::found(pid, why) {
                 self.keep(process);
             }
@@ -175,9 +166,17 @@ impl Outside {
     }
 
     /// Remembers a process. The largest are kept, and those that live.
-    fn keep(&mut self, process: Process) {
+    fn keep(&mut self, mut process: Process) {
         if process.began == 0 && self.inner.contains(&process.pid) {
             return;
+        }
+        // In another namespace the note of the process has another id, under which the process can't be
+        // found here.
+        if let Some(inner) = descendants::number_elsewhere(process.pid).filter(|_| process.is_there()) {
+            self.inner.insert(inner);
+            self.known.retain(|known, process| *known != inner || process.began != 0);
+            // A note of the fork has the parent's program.
+            process.path = process.file();
         }
         self.known.insert(process.pid, process);
         if self.known.len() > KNOWN_MAX {
@@ -211,10 +210,7 @@ impl Process {
     /// Returns a process that has left no note. `unknown` is the reason if no other is found.
     fn found(pid: u32, unknown: &str) -> Option<Process> {
         let mut process = Process { pid, began: began(pid)?, ..Process::default() };
-        let executable = fs::read_link(process.place().join("exe")).map(PathBuf::into_os_string);
-        let name = || fs::read(process.place().join("comm")).unwrap_or_default();
-        let path = executable.map_or_else(|_| name().trim_ascii_end().to_vec(), OsString::into_vec);
-        process.path = String::from_utf8_lossy(&path).into_owned();
+        process.path = process.file();
         process.look();
         process.why.get_or_insert_with(|| unknown.into());
         Some(process)
@@ -224,6 +220,14 @@ impl Process {
     #[cfg(test)]
     pub fn seen(pid: u32, path: &str, why: Option<&str>, peak: u64) -> Process {
         Process { pid, path: path.into(), why: why.map(str::to_owned), peak, began: 1, anonymous: 0 }
+    }
+
+    /// Returns the path of the program that the process executes now, or the process's name.
+    fn file(&self) -> String {
+        let executable = fs::read_link(self.place().join("exe")).map(PathBuf::into_os_string);
+        let name = || fs::read(self.place().join("comm")).unwrap_or_default();
+        let path = executable.map_or_else(|_| name().trim_ascii_end().to_vec(), OsString::into_vec);
+        String::from_utf8_lossy(&path).into_owned()
     }
 
     fn place(&self) -> PathBuf {
@@ -264,7 +268,9 @@ impl Process {
         if fs::metadata(&place).ok()?.uid() != sys::effective_user() {
             return Some("another user's".into());
         }
-        program::kind(&place.join("exe")).or_else(|| self.chosen(&fs::read(place.join("environ")).ok()?))
+        program::kind(&place.join("exe"))
+            .or_else(|| descendants::number_elsewhere(self.pid).map(|_| ELSEWHERE.into()))
+            .or_else(|| self.chosen(&fs::read(place.join("environ")).ok()?))
     }
 
     /// Returns the reason that the variables of the process give.

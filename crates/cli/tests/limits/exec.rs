@@ -131,7 +131,8 @@ os.system('kill $(cat /proc/%d/task/*/children)' % left)"
 /// them nevertheless.
 #[test]
 fn processes_that_leave_no_note_are_found_below_the_program() {
-    let Some(_alone) = alone_with("cc") else { return };
+    let Some(_alone) = alone_with("python3") else { return };
+    let (python, _) = filler();
     let place = farpage::directory();
     let source = r#"#include <signal.h>
         #include <stdlib.h>
@@ -166,6 +167,15 @@ fn processes_that_leave_no_note_are_found_below_the_program() {
     // The budget is large enough for unshare to have no thread of Farpage's, so that it may enter a
     // user namespace.
     let namespace = Job::new(&Under::budget(1024 * MIB, &[]), &inside).start();
+    // A child in a namespace of its own that is looked at before it executes a program.
+    let forks = "import ctypes, os, time
+assert ctypes.CDLL(None).unshare(0x30000000) == 0
+child = os.fork()
+if child == 0:
+    time.sleep(1)
+    os.execlp('sh', 'sh', '-c', 'sleep 12 & wait')
+os.waitpid(child, 0)";
+    let late = Job::new(&Under::budget(1024 * MIB, &[]), &[&python, "-c", forks]).start();
     let started = [start("-static", "\"$0\"; true"), start("-O1", "exec \"$0\"")];
     let whys = ["a static program", "made by a bare clone, or in another way that Farpage doesn't see"];
     for (running, why) in started.into_iter().zip(whys) {
@@ -176,11 +186,17 @@ fn processes_that_leave_no_note_are_found_below_the_program() {
         assert!(!outcome.stderr.contains("not seen above"), "{}", outcome.stderr);
     }
     // The shell's note has its id in the namespace, and must not count twice.
-    let outcome = namespace.end();
-    outcome.succeeded();
-    let outside = outcome.stats["outside"]["processes"].as_array().unwrap();
-    let are_named = outside.iter().all(|process| process["why"] == "in a pid namespace of its own");
-    assert!(outside.len() == 2 && are_named, "{}", outcome.stderr);
+    for namespace in [namespace, late] {
+        let outcome = namespace.end();
+        outcome.succeeded();
+        let outside = outcome.stats["outside"]["processes"].as_array().unwrap();
+        let is_named = |process: &serde_json::Value| {
+            let file = process["path"].as_str().unwrap();
+            process["why"] == "in a pid namespace of its own"
+                && ["unshare", "python"].iter().all(|first| !file.contains(first))
+        };
+        assert!(outside.len() == 2 && outside.iter().all(is_named), "{}", outcome.stderr);
+    }
 }
 
 /// The summary must name a static child that is larger than the budget, and not say that the run
