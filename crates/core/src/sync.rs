@@ -5,26 +5,8 @@
 //! storage and without a libc call. `core` makes no system call either. A driver installs how to wait
 //! ([`set_parker`]); until then waiting is spinning.
 //!
-//! # Lock ranks, outermost first
-//!
-//! | rank | lock | protects |
-//! |---|---|---|
-//! | 0 | `runtime::privileges::credentials` | the order that all engine threads follow |
-//! | 1 | `runtime::mappings::map_lock` | that the program's mappings and our table say the same; shared by faults and evictions, exclusive for changes |
-//! | 2 | a page's lock bit (`table::Entry`) | who may move this page |
-//! | 3 | `reclaim::Clock` | the hand, and whose turn it is |
-//! | 4 | `Pager::ranges` | which mappings we know, and what may be done with each |
-//! | 5 | `cache::Cache` | which frames are free, the queue of parked pages |
-//! | 6 | `zswap::Pool` | objects, size classes, age order |
-//! | 7 | `areas::Areas` | clusters, slot bits, owners; several locks: see `areas::slots` |
-//! | 8 | `readahead::Streams` | which walks there are |
-//! | 9 | `table::Leaf` | which places for lines of entries are given out |
-//! | 10 | queues of faults and of windows, counts of slots, dispositions of signals | themselves: nothing is taken under them |
-//!
-//! Take ranks in rising order only. One exception: a thread that holds page locks may take the map lock
-//! shared. A lock of rank 3 to 10 is held for a bounded number of instructions. No such lock is held across a
-//! system call, or while program memory is touched. The simulator checks both for the core's locks
-//! ([`Witness`]). docs/internals/locks.md has the exceptions, and the locks without a rank.
+//! docs/internals/locks.md has the table of locks with their ranks, the rules, and the exceptions. The
+//! simulator checks order and use of the core's locks ([`Witness`]).
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -65,8 +47,8 @@ fn parker() -> Option<&'static Parker> {
     unsafe { pointer.as_ref() }
 }
 
-/// The ranks of the engine's locks, outermost first: ten times the rank of the table above. Locks of one rank
-/// that nest have numbers one after the other.
+/// The ranks of the engine's locks, outermost first: ten times the ranks in docs/internals/locks.md. Locks of
+/// one rank that nest have numbers one after the other.
 pub mod rank {
     /// A change of credentials, or a new filter. The thread that takes this lock holds no other lock. Engine
     /// threads answer in a signal's handler, and may hold any lock meanwhile.

@@ -79,7 +79,7 @@ impl Pager<'_> {
 
     /// Releases the victims that a system call uses now, and takes them out of the batch. `held` has one bit
     /// for each victim, by its position in the batch. Must be called before anything is taken. Returns the
-    /// number of victims released.
+    /// number of victims released. Under the shared map lock; the batch holds the victims' locks.
     pub fn release_held(&self, batch: &mut Batch, held: u128) -> usize {
         const { assert!(BATCH_MAX <= u128::BITS as usize) };
         let before = batch.len();
@@ -94,7 +94,8 @@ impl Pager<'_> {
         before - batch.len()
     }
 
-    /// Frees the slot of a victim that isn't going to be taken and that the driver has made writable.
+    /// Frees the slot of a victim that isn't going to be taken and that the driver has made writable. Under
+    /// the shared map lock; the batch holds the victim's lock.
     pub fn leave_slot(&self, victim: &mut Victim) {
         if let Some(Stored::Slot(slot)) = victim.copy {
             self.areas.free(slot);
@@ -111,7 +112,8 @@ impl Pager<'_> {
         self.settle(victim.page, place, before, State::Resident { copy: victim.copy, age: AGE_BUSY });
     }
 
-    /// Parks the victims that the driver has taken out, and releases the rest.
+    /// Parks the victims that the driver has taken out, and releases the rest. Under the shared map lock; the
+    /// batch holds the victims' locks, which end here.
     pub fn park(&self, batch: &mut Batch) {
         // The return of a page that only came with a walk doesn't prove that the page is in constant use.
         let went = if batch.way == Way::Hand { self.recency.now() } else { Epoch(0) };
@@ -277,7 +279,7 @@ impl Pager<'_> {
     }
 
     /// Locks the oldest parked page, which has nowhere to go, so that it can be installed again and its frame
-    /// is free.
+    /// is free. Under the shared map lock; the ticket keeps the page's lock.
     pub fn put_back(&self) -> Option<Ticket> {
         let (frame, page) = self.cache.oldest()?;
         pause!();

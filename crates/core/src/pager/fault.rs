@@ -135,8 +135,8 @@ impl Pager<'_> {
         )
     }
 
-    /// Puts the page's bytes into the ticket's frame, which must have memory by now. An error says that the
-    /// bytes are lost. The error names no slot, because the bytes weren't on an area.
+    /// Puts the page's bytes into the ticket's frame, which must have memory by now. Under the page's lock.
+    /// An error says that the bytes are lost. The error names no slot, because the bytes weren't on an area.
     pub fn load(&self, ticket: &Ticket, decoder: &mut Decoder) -> Result<(), SlotIndex> {
         let (frame, backing) = ticket.frame.expect("a ticket to load has a frame");
         assert!(backing == Backing::Memory, "a page was to be loaded into a hole");
@@ -184,7 +184,7 @@ impl Pager<'_> {
     }
 
     /// Unpacks the ticket's frame after the slot was read into it, and checks that the bytes are those that
-    /// were written. An error names the slot.
+    /// were written. An error names the slot. Under the page's lock.
     pub fn read_done(&self, ticket: &Ticket, scratch: &mut Scratch) -> Result<(), SlotIndex> {
         let (frame, _) = ticket.frame.expect("a ticket to read has a frame");
         // SAFETY: the ticket owns the frame, the frame has memory, only this thread has the ticket, and the
@@ -226,7 +226,7 @@ impl Pager<'_> {
 
     /// Ends a fault whose page is in the program's memory now. `left` is what is behind the ticket's frame
     /// now: a move leaves a hole, a copy leaves the memory. Returns whether another thread waited for the
-    /// page.
+    /// page. Under the shared map lock and the page's lock, which ends here.
     pub fn settle_fault(&self, ticket: Ticket, left: Backing) -> bool {
         let Ticket { page, before, source, frame, put_back, ahead, in_walk, .. } = ticket;
         let place = self.place(page);
@@ -344,7 +344,7 @@ impl Pager<'_> {
         }
     }
 
-    /// Gives a ticket back unused. The page is as before.
+    /// Gives a ticket back unused. The page is as before. Under the page's lock, which ends here.
     pub fn give_back(&self, ticket: Ticket) {
         let Ticket { page, before, frame, .. } = ticket;
         // The frame of a parked page stays the page's.
@@ -355,6 +355,7 @@ impl Pager<'_> {
     }
 
     /// Ends a fault whose page's bytes are lost. The driver must see to it that the program gets SIGBUS.
+    /// Under the shared map lock and the page's lock, which ends here.
     pub fn fail(&self, ticket: Ticket, slot: SlotIndex) {
         let Ticket { page, before, source, frame, .. } = ticket;
         if let Some((frame, backing)) = frame {

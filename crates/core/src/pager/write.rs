@@ -183,7 +183,7 @@ impl Pager<'_> {
     /// Gives the oldest waiting parcels neighbouring slots, in the area that comes next in the order for CPUs
     /// of `node`. Slots are taken for all waiting parcels at once, in as many runs as needed, and each call
     /// uses one run. Returns `None` if no area has a free slot: then call [`Pager::release_kept`] or
-    /// [`Pager::park_again`]. `cpu` as in [`crate::areas::Areas::take`].
+    /// [`Pager::park_again`]. `cpu` as in [`crate::areas::Areas::take`]. Under the shared map lock.
     pub fn assign(&self, cpu: usize, node: NodeId, writes: &mut WriteBatch) -> Option<WriteRequest> {
         if writes.is_empty() {
             return None;
@@ -328,6 +328,7 @@ impl Pager<'_> {
     }
 
     /// Parks the waiting pages again when no slot is free. Pages that are being faulted on stay in the batch.
+    /// Under the shared map lock.
     pub fn park_again(&self, writes: &mut WriteBatch) {
         while let Some(run) = writes.pop_run() {
             self.free_run(run);
@@ -359,7 +360,8 @@ impl Pager<'_> {
 
     /// Frees up to `max` slots whose pages are all resident and only keep their copies there. Returns how
     /// many. Calls `unprotect` with each page while the page is locked. A page that was to be copied out and
-    /// stayed is write-protected, but its next write need not be reported any more.
+    /// stayed is write-protected, but its next write need not be reported any more. Under the shared map
+    /// lock.
     pub fn release_kept(&self, max: u32, unprotect: impl Fn(PageIndex)) -> u32 {
         let mut released = 0;
         for (id, hint) in self.kept_hints.iter().enumerate().take(self.areas.count()) {
