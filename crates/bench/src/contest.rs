@@ -14,6 +14,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 const MIB: u64 = 1 << 20;
+/// The option of `farpage run` that goes with no swap directory.
+const NO_DISK: &str = "--no-disk";
+/// Seconds of a run below which its time says little: it is taken every 20 ms.
+const SHORT_SECONDS: f64 = 1.0;
 
 /// Gives a program work from outside, ends it, and returns the answers. Gets the program's directory, and the
 /// bytes of memory that the program is to fill.
@@ -221,7 +225,11 @@ impl Contest {
         let (before, killed) = (machine::pages_written(), self.machine.killed());
         let mut pool = PoolPeak::begin();
         let members = self.machine.members();
-        let found = self.watched(job, Place::Within(&members), || pool.look());
+        // A program whose worker was killed may wait for the worker for ever.
+        let found = self.watched(job, Place::Within(&members), || {
+            pool.look();
+            if self.machine.killed() > killed { Err("a process of it was killed".to_owned()) } else { Ok(()) }
+        });
         let written = machine::pages_written().saturating_sub(before);
         if self.machine.killed() > killed {
             return Err(Failed::Killed("the kernel found no memory, and killed a process of it".to_owned()));
@@ -229,9 +237,13 @@ impl Contest {
         Ok(Run { outcome: same(found?, result)?, pool: pool.bytes(), written })
     }
 
-    fn farpage(&self, job: &Job, ram: u64, entrant: &Entrant, result: &str) -> Result<Run, String> {
+    /// Runs a program under Farpage.
+    pub fn farpage(&self, job: &Job, ram: u64, entrant: &Entrant, result: &str) -> Result<Run, String> {
         let (ram, swap) = (ram.to_string(), self.directory.display().to_string());
-        let mut options = vec!["--ram", &ram, "--swap", &swap];
+        let mut options = vec!["--ram", &ram];
+        if !entrant.options.iter().any(|option| option == NO_DISK) {
+            options.extend(["--swap", &swap]);
+        }
         options.extend(entrant.options.iter().map(String::as_str));
         let outcome = same(self.once(job, Place::Under(&options))?, result)?;
         let number = |what: &str, name: &str| outcome.stats[what][name].as_u64().unwrap_or(0);
@@ -242,7 +254,7 @@ impl Contest {
     /// Runs a program once, not under the kernel's swap. Returns the outcome and the program's result.
     pub fn once(&self, job: &Job, place: Place<'_>) -> Result<(Outcome, String), String> {
         let killed = machine::killed();
-        let found = self.watched(job, place, || ())?;
+        let found = self.watched(job, place, || Ok(()))?;
         // The program may have ended regularly although a process was killed, with half of its work done.
         let is_whole = machine::killed() == killed;
         is_whole
@@ -255,7 +267,7 @@ impl Contest {
         &self,
         job: &Job,
         place: Place<'_>,
-        mut watch: impl FnMut(),
+        mut watch: impl FnMut() -> Result<(), String>,
     ) -> Result<(Outcome, String), String> {
         let words: Vec<&str> = job.words.iter().map(String::as_str).collect();
         std::thread::scope(|scope| {
@@ -263,7 +275,7 @@ impl Contest {
                 job.client.map(|(client, bytes)| scope.spawn(move || client(&self.place, bytes)));
             let mut got = String::new();
             let outcome = live::run(place, &words, &self.place, || {
-                watch();
+                watch()?;
                 if let Some(ended) = client.take_if(|client| client.is_finished()) {
                     got = ended.join().map_err(|_| "its client has panicked".to_owned())??;
                 }
@@ -337,7 +349,10 @@ pub fn chart(title: &str, measured: &[Measured]) -> Chart {
     let of = |runs: &dyn Fn(&Measured) -> &[Run]| -> Vec<f64> {
         measured.iter().map(|one| Sample::of(&seconds(runs(one))).median).collect()
     };
-    let mut series = vec![("kernel".to_owned(), of(&|one| &one.kernel))];
+    let mut series = Vec::new();
+    if measured.iter().any(|one| one.setting.is_some()) {
+        series.push(("kernel".to_owned(), of(&|one| &one.kernel)));
+    }
     let entrants = measured.first().map_or(&[][..], |one| &one.farpage);
     for (at, (name, _)) in entrants.iter().enumerate() {
         series.push((name.clone(), of(&|one| &one.farpage[at].1)));
@@ -353,13 +368,23 @@ pub fn chart(title: &str, measured: &[Measured]) -> Chart {
 
 /// Returns what a reader of the table must know.
 pub fn notes(measured: &[Measured], rounds: usize) -> Vec<String> {
-    let mut notes = vec![
-        "the kernel has what it does best with of its codecs for zswap, no zswap, and page-cluster 3, 0 and 5, tried before; all \
-         results are those of the run without a limit"
+    let mut notes = Vec::new();
+    if measured.iter().any(|one| one.setting.is_some()) {
+        notes.push(
+            "the kernel has what it does best with of its codecs for zswap, no zswap, and page-cluster 3, 0 and 5, tried before"
+                .to_owned(),
+        );
+    }
+    notes.extend([
+        "all results are those of the run without a limit".to_owned(),
+        "the cgroup's limit counts what the kernel keeps for the program, too (tables of pages, files that it reads and writes)"
             .to_owned(),
-        "the cgroup's limit counts what the kernel keeps for the program, too (tables of pages, files that it writes)".to_owned(),
         NOTE_CPU.to_owned(),
-    ];
+    ]);
+    let is_short = |one: &Measured| one.unlimited.iter().any(|run| run.seconds() < SHORT_SECONDS);
+    if measured.iter().any(is_short) {
+        notes.push("times are taken every 20 ms: those of less than a second say little".to_owned());
+    }
     for one in measured.iter().filter(|one| one.rounds() < rounds) {
         notes.push(format!("{}: {} of {rounds} rounds", one.name, one.rounds()));
     }

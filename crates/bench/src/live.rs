@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The results of one run.
@@ -309,14 +310,16 @@ fn finish_within(
     }
     let wall = began.elapsed();
     watched?;
+    // A terminal sends its signal to the program, too.
+    go_on()?;
     let status = ExitStatus::from_raw(status);
     if !status.success() {
         return Err(format!("{command:?} ended with {status}"));
     }
-    let printed = reader.join().map_err(|_| "a thread that reads has panicked".to_owned())?;
+    let printed = collected(reader, patience).map_err(|why| format!("{command:?}: {why}"))?;
     let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
     Ok(Outcome {
-        printed: printed.map_err(|error| error.to_string())?,
+        printed,
         load: Value::Null,
         stats: Value::Null,
         wall,
@@ -324,6 +327,21 @@ fn finish_within(
         major_faults: used.ru_majflt as u64,
         peak_bytes,
     })
+}
+
+/// Returns the output of a program that has ended. A process that the program has left behind may hold the
+/// output open, and isn't waited for.
+fn collected(reader: JoinHandle<std::io::Result<Vec<u8>>>, patience: Duration) -> Result<Vec<u8>, String> {
+    let ended = Instant::now();
+    while !reader.is_finished() {
+        go_on()?;
+        if ended.elapsed() > patience {
+            return Err("it has ended, and a process that it has started holds its output open".to_owned());
+        }
+        std::thread::sleep(WATCH_EVERY);
+    }
+    let printed = reader.join().map_err(|_| "a thread that reads has panicked".to_owned())?;
+    printed.map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -392,6 +410,22 @@ mod tests {
             assert!(began.elapsed() < Duration::from_secs(60), "{children:?}");
             std::thread::yield_now();
         }
+    }
+
+    /// The benchmark waited for ever, with the machine's settings changed.
+    #[test]
+    fn output_that_is_held_open_is_not_waited_for() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 60 & echo $! >&2; echo done"]);
+        let (mut ended, began) = (Vec::new(), Instant::now());
+        let found = finish_within(Duration::from_millis(50), command, || {
+            ended.extend(children_of(std::process::id()).into_iter().flat_map(children_of));
+            Ok(())
+        });
+        assert!(found.unwrap_err().contains("holds its output open"));
+        assert!(began.elapsed() < Duration::from_secs(30));
+        // SAFETY: the call takes no pointers. The processes were seen below this one, and end with it anyway.
+        ended.iter().for_each(|pid| _ = unsafe { libc::kill(*pid as libc::pid_t, libc::SIGKILL) });
     }
 
     #[test]

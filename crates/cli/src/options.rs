@@ -128,7 +128,8 @@ pub struct BenchOptions {
     #[arg(value_parser = experiments())]
     pub experiment: String,
 
-    /// Use smaller sizes and fewer rounds, to see that the experiment works.
+    /// Use smaller sizes and fewer rounds, to see that the experiment works. With `command` only the rounds
+    /// are fewer.
     #[arg(long)]
     pub quick: bool,
 
@@ -155,7 +156,8 @@ pub struct BenchOptions {
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 
-    /// The program and its arguments. Its output must be the same each time. For `command`.
+    /// The program and its arguments. It runs as root, with an empty standard input, and must print the same
+    /// each time. For `command`.
     #[arg(last = true, value_name = "PROGRAM")]
     pub program: Vec<String>,
 }

@@ -246,7 +246,8 @@ fn command_shows_what_it_found_and_leaves_everything_as_it_was() {
     };
     let fill = "import random; random.seed(1); b = bytearray(80 << 20)
 for i in range(0, len(b), 4096): b[i:i + 2048] = random.randbytes(2048)
-print(sum(b[::4096]))";
+print(sum(b[::4096]))
+import time; time.sleep(0.1)";
     let ended = measure(fill);
     assert_eq!((ended.status, settings_of_the_kernel()), (Some(0), before.clone()), "{}", ended.stderr);
     let found: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
@@ -259,7 +260,7 @@ print(sum(b[::4096]))";
     assert!(number(0, "major faults") > 0.0 && number(2, "to disk MiB") > 1.0, "{rows:?}");
     assert!((40.0..70.0).contains(&number(1, "MiB")) && number(2, "pool MiB") <= 1.0, "{rows:?}");
     assert_eq!(found["targets"].as_array().unwrap().len(), 2);
-    let ended = measure("import os; print(os.getpid()); b = bytearray(80 << 20)");
+    let ended = measure("import os, time; print(os.getpid()); b = bytearray(80 << 20); time.sleep(0.1)");
     ended.refused(125, &["its result is", "without a budget"]);
     assert_eq!(settings_of_the_kernel(), before);
 }
@@ -272,6 +273,7 @@ fn only_some_experiments_have_cases_and_a_case_must_be_there() {
     refused(&["codec", "--only", "heap"], &["is run as a whole"]);
     refused(&["kernel", "--only", "nonsense"], &["no such case", "pool, random"]);
     refused(&["programs", "--only", "nonsense"], &["no such program", "pagerank"]);
+    refused(&["command", "--with", "--ram 1G", "--", "true"], &["`--ram`, which the benchmark sets itself"]);
     refused(
         &["command", "--ram", "1G"],
         &["none is given", "farpage bench command --ram 50% -- python3 job.py"],
