@@ -324,7 +324,7 @@ fn watch(
         news.iter().chain(&watcher.last_words(shared.session())).for_each(|text| say::line(text));
         let members = totals::members(shared);
         others.outside.look(shared, &members);
-        others.outside.look_below(pid, &members);
+        others.outside.look_below(pid, &members, Instant::now());
         others.dormants.look(shared);
         others.oom.look(&members, pid);
         // A program that has ended isn't killed for its memory. Nor is a stopped one, because it can't evict.

@@ -2,7 +2,7 @@
 //!
 //! The supervisor has the session open; programs have its path in their environment. The session is mapped
 //! for reading only, so looking on changes nothing. The used bytes are summed over living processes, which
-//! hold their records' locks.
+//! hold their records' locks, and over processes whose children have inherited pages.
 // UNSAFETY: tables of areas are read where the session says that they lie. The offsets were checked before.
 
 use crate::host::sys::{self, Access, SharedMemory};
@@ -15,6 +15,7 @@ use crate::text::say;
 use farpage_core::config::AreaOrder;
 use farpage_core::units::{CLUSTER_SLOTS, PAGE_BYTES};
 use farpage_runtime::session::head::HeadCopy;
+use farpage_runtime::session::record::heirs_bytes;
 use farpage_runtime::session::{AreaDescription, MAGIC, SESSION_ENV, Session};
 use serde_json::{Value, json};
 use std::ffi::OsStr;
@@ -63,7 +64,9 @@ fn output(options: &ShowOptions, view: &View) -> String {
         .areas()
         .iter()
         .enumerate()
-        .map(|(at, area)| Row::of(area, used(view.session, &live, at), leased(view.memory, area)))
+        .map(|(at, area)| {
+            Row::of(area, used(view.session, view.memory.file(), &live, at), leased(view.memory, area))
+        })
         .collect();
     if options.json { say::json(&as_json(view, &live, &rows)) } else { as_text(&rows, options) }
 }
@@ -220,9 +223,15 @@ fn live(session: &Session, file: &File) -> Vec<usize> {
     (0..session.processes.len()).filter(is_live).collect()
 }
 
-fn used(session: &Session, live: &[usize], area: usize) -> u64 {
-    let slots = live.iter().map(|at| session.processes[*at].slots_used[area].load(Ordering::Relaxed));
-    slots.map(u64::from).sum::<u64>() * PAGE
+/// Returns the bytes in use in an area. Slots of a process that has ended count while a child has pages
+/// there.
+fn used(session: &Session, file: &File, live: &[usize], area: usize) -> u64 {
+    let has_heirs = |at| heirs_bytes(at).any(|byte| sys::is_locked(file, byte));
+    let slots = session.processes.iter().enumerate().map(|(at, record)| {
+        let slots = u64::from(record.slots_used[area].load(Ordering::Relaxed));
+        if slots == 0 || live.contains(&at) || has_heirs(at) { slots } else { 0 }
+    });
+    slots.sum::<u64>() * PAGE
 }
 
 /// Returns the bytes that processes have leased of an area: whole clusters. Clusters of dead processes count

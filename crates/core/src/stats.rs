@@ -291,11 +291,13 @@ impl LatencySummary {
     /// Returns the duration that `percent` of all durations are at or below. The result is a bucket's upper
     /// bound, and never above the maximum.
     pub fn percentile_ns(&self, percent: f64) -> u64 {
-        let wanted = (self.count as f64 * percent / 100.0) as u64;
+        // Rounded up: the 99th percentile of ten durations is the longest of them.
+        let below = self.count as f64 * percent / 100.0;
+        let wanted = (below as u64 + u64::from(below > (below as u64) as f64)).max(1);
         let mut seen = 0_u64;
         for (bucket, count) in self.buckets.iter().enumerate() {
             seen = seen.saturating_add(*count);
-            if seen > 0 && seen >= wanted {
+            if seen >= wanted {
                 return Histogram::bucket_limit_ns(bucket).min(self.max_ns);
             }
         }
@@ -446,6 +448,20 @@ mod tests {
         assert!((500_000..=600_000).contains(&p50), "{p50}");
         assert_eq!((summary.max_ns, summary.count), (1_000_000, 1000));
         assert_eq!(summary.percentile_ns(100.0), 1_000_000);
+    }
+
+    /// Nine quick faults and one of two seconds had a p99 that was quick, too.
+    #[test]
+    fn percentile_of_few_is_at_or_above_as_many_as_it_says() {
+        let stats = fresh();
+        (0..9).for_each(|_| stats.latency(Latency::Pool).record(12_000));
+        stats.latency(Latency::Pool).record(2_000_000_000);
+        let mut summary = LatencySummary::default();
+        stats.latency(Latency::Pool).add_to(&mut summary);
+        assert_eq!(summary.percentile_ns(99.0), 2_000_000_000);
+        let [p50, p90, p1] = [50.0, 90.0, 1.0].map(|percent| summary.percentile_ns(percent));
+        assert!(p50 < 20_000 && (p50, p50) == (p90, p1), "{p50} {p90} {p1}");
+        assert_eq!(LatencySummary::default().percentile_ns(99.0), 0);
     }
 
     #[test]

@@ -95,6 +95,11 @@ impl Limit {
         self.source == AVAILABLE || groups.iter().any(is_inside)
     }
 
+    /// Whether this is the machine's available memory: what is left, not what there is.
+    pub fn is_what_is_left(&self) -> bool {
+        self.source == AVAILABLE
+    }
+
     /// Returns the memory that other processes hold, between two parts of a message; an empty text
     /// if they hold none.
     pub fn in_use_words(&self, before: &str, after: &str) -> String {

@@ -1,4 +1,4 @@
-//! Processes below the program that have not joined the run, found from parents to children.
+//! The program and processes below it that have not joined the run, found from parents to children.
 //!
 //! Calls that Farpage sees leave notes (`outside.rs`). Three things leave none: a bare clone, the children of
 //! a static program, and forks beyond the processes that are managed. The walk finds processes without a
@@ -37,8 +37,8 @@ struct Found {
 }
 
 impl Descendants {
-    /// Looks once more. Returns processes below `root` that have lived for some seconds, have memory of their
-    /// own, and aren't known. `is_known` gets the id of a process, and one of its ids (`numbers`).
+    /// Looks once more. Returns `root` and processes below it that have lived for some seconds, have memory
+    /// of their own, and aren't known. `is_known` gets the id of a process, and one of its ids (`numbers`).
     pub fn look(&mut self, root: u32, now: Instant, is_known: impl Fn(u32, u32) -> bool) -> Vec<u32> {
         let pause = PAUSES[usize::from(self.found.values().any(|found| !found.is_told))];
         if self.walked.is_some_and(|walked| now < walked + pause) {
@@ -46,7 +46,7 @@ impl Descendants {
         }
         self.walked = Some(now);
         let mut found = BTreeMap::new();
-        for (pid, parent) in below(root) {
+        for (pid, parent) in std::iter::once((root, std::process::id())).chain(below(root)) {
             let is_stranger = |stat: &Stat| {
                 !numbers(pid).into_iter().any(|number| is_known(pid, number))
                     && stat.has_own_memory(pid, parent)

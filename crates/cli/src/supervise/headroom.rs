@@ -121,14 +121,16 @@ impl Headroom {
         let is_news = !self.is_told && is_much_less(self.least_bytes, self.ram_bytes);
         let limit = self.tightest.as_ref().filter(|_| is_news)?;
         self.is_told = true;
-        Some(format!(
-            "note: the budget of {} is {} for now: of the {} in {} ({}), no more is left to this run",
-            iec(self.ram_bytes),
-            iec(self.least_bytes),
-            iec(limit.bytes),
-            limit.file.display(),
-            limit.source
-        ))
+        let (bytes, file, source) = (iec(limit.bytes), limit.file.display(), limit.source);
+        let is_least = self.least_bytes <= ram_now_within(1, self.ram_bytes);
+        let what = match (limit.is_what_is_left(), is_least) {
+            (true, _) => format!("beside what this run has, {file} says {bytes} ({source})"),
+            (false, true) => format!("of the {bytes} in {file} ({source}), less is left to this run"),
+            (false, false) => format!("of the {bytes} in {file} ({source}), no more is left to this run"),
+        };
+        let least = if is_least { ", an eighth and the least," } else { "" };
+        let [budget, now] = [self.ram_bytes, self.least_bytes].map(iec);
+        Some(format!("note: the budget of {budget} is {now}{least} for now: {what}"))
     }
 }
 
@@ -301,6 +303,26 @@ mod tests {
         assert_eq!(after(120), (8, PAUSE_MIN, None), "an eighth remains, whatever happens");
         assert_eq!(after(20).0, 64);
         assert_eq!(headroom.least_bytes(), 8 * MIB);
+    }
+
+    /// The note said that no more was left of 1 GiB (MemAvailable) than 6 GiB, of which the run had 5.
+    #[test]
+    fn available_memory_is_what_is_left_beside_the_run() {
+        let news = |available_mib: u64| {
+            let (machine, (shared, _process)) = (Machine::new(8000), shared());
+            let meminfo = format!("MemTotal: 9000000 kB\nMemAvailable: {} kB\n", available_mib * 1024);
+            machine.put("proc/meminfo", &meminfo);
+            let mut headroom = machine.headroom(64);
+            (0..LOOKS).for_each(|_| _ = headroom.look_now(&shared));
+            headroom.news().unwrap()
+        };
+        let told = |news: &str, mib| {
+            news.contains(" for now: beside what this run has, ")
+                && news.contains(&format!("meminfo says {mib} MiB (MemAvailable)"))
+        };
+        assert!(told(&news(50), 50) && !news(50).contains("eighth"), "{}", news(50));
+        let least = news(1);
+        assert!(told(&least, 1) && least.contains(" is 8 MiB, an eighth and the least, for now"), "{least}");
     }
 
     /// Usage and claims are read one after the other, so a look that finds more may be wrong. If that look

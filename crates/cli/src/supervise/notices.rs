@@ -203,12 +203,12 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
     match notice {
         Notice::AreaFull => area_full(value, about),
         Notice::FileLimit => format!(
-            "it limits its files to {} (RLIMIT_FSIZE), and Farpage writes its swap file as the program: pages that need the file stay in memory, and it goes over the budget of {}; leave that limit alone in the program, give a device with --swap, or use --no-disk with more --ram",
+            "it limits its files to {} (RLIMIT_FSIZE), and Farpage writes its swap file as the program: pages that need the file stay in memory, and it can go over the budget of {}; leave that limit alone in the program, give a device with --swap, or use --no-disk with more --ram",
             iec(value),
             iec(budget.ram_bytes)
         ),
         Notice::PoolFull => format!(
-            "the compressed pool is full ({}) and there is no disk behind it: memory goes over the budget of {}; add one with --swap or give more with --ram",
+            "the compressed pool is full ({}) and there is no disk behind it: memory can go over the budget of {}; add one with --swap or give more with --ram",
             iec(value),
             iec(budget.ram_bytes)
         ),
@@ -254,7 +254,7 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
         Notice::NotStarted => format!("Farpage could not start in it: {}", start_failure(value)),
         Notice::Alone => format!("it runs without Farpage, and its memory isn't limited: {}", start_failure(value)),
         Notice::Retired => format!(
-            "Farpage has left it, and its memory is no longer limited: {}; what was evicted is in memory again",
+            "Farpage has left it, and its memory is no longer limited: {}; what was evicted comes back into memory",
             retired(value)
         ),
         Notice::Stopped => format!("STOPPED rather than given wrong bytes: {}", stop_reason(value)),
@@ -269,12 +269,12 @@ fn not_armed(value: u64, budget: &Budget) -> String {
     let budget = iec(budget.ram_bytes);
     if value & NOT_SENT == 0 {
         return format!(
-            "its thread {value} lets no signal through, or stays in a handler on a stack of its own, so nothing can be evicted and memory goes over the budget of {budget}; --faults thread needs no signal, but a privilege (`farpage doctor --faults thread`)"
+            "its thread {value} lets no signal through, or stays in a handler on a stack of its own, so nothing can be evicted until it does, and memory can go over the budget of {budget}; --faults thread needs no signal, but a privilege (`farpage doctor --faults thread`)"
         );
     }
     let thread = value & !NOT_SENT;
     format!(
-        "its thread {thread} can't be sent a signal, because its user has too many signals pending, so nothing can be evicted and memory goes over the budget of {budget}; look at `ulimit -i`, or use --faults thread, which needs no signal, but a privilege (`farpage doctor --faults thread`)"
+        "its thread {thread} can't be sent a signal, because its user has too many signals pending, so nothing can be evicted until it can, and memory can go over the budget of {budget}; look at `ulimit -i`, or use --faults thread, which needs no signal, but a privilege (`farpage doctor --faults thread`)"
     )
 }
 
@@ -285,7 +285,7 @@ fn area_full(packed: u64, about: &About) -> String {
     let full: Vec<_> =
         areas.filter(|(at, _)| not_full >> at & 1 == 0).map(|(_, name)| name.as_str()).collect();
     format!(
-        "swap area {} is full (this process has {} there): nothing more is evicted, and memory goes over the budget of {}; free room on the disk or add an area with --swap",
+        "swap area {} is full (this process has {} there): nothing more is evicted until there is room, and memory can go over the budget of {}; free room on the disk or add an area with --swap",
         full.join(", "),
         iec(bytes),
         iec(about.budget.ram_bytes)

@@ -32,6 +32,7 @@ const KNOWN_MAX: usize = 256;
 const ELSEWHERE: &str = "in a pid namespace of its own";
 const BEYOND: &str = "one of more than 256 processes, or made by a bare clone";
 const NO_NOTE: &str = "made by a bare clone, or in another way that Farpage doesn't see";
+const LEFT: &str = "Farpage doesn't limit it any more";
 /// Characters of a program's name that the kernel keeps in `comm`.
 const COMM_BYTES: usize = 15;
 
@@ -105,23 +106,30 @@ impl Outside {
         }
         // On a busy machine a process may join late.
         self.known.retain(|pid, process| {
-            !(members.get(pid).is_some_and(|member| member.is_alive) && process.is_there())
+            !(members.get(pid).is_some_and(|member| member.is_limited) && process.is_there())
         });
         self.known.values_mut().for_each(Process::measure);
     }
 
-    /// Looks once more below the program, for processes that have left no note.
-    pub fn look_below(&mut self, program: u32, members: &BTreeMap<u32, Member>) {
+    /// Looks once more at the program and below it, for processes that have left no note, and for those that
+    /// Farpage has left.
+    pub fn look_below(&mut self, program: u32, members: &BTreeMap<u32, Member>, now: Instant) {
         let is_noted = |pid| self.waiting.values().any(|(process, _)| process.pid == pid);
+        let is_left = |pid: u32| members.get(&pid).is_some_and(Member::is_left);
         // A note with the id that a process has in another namespace gives the process no time to join:
         // from there it never joins.
         let is_known = |pid, number| {
-            members.get(&number).is_some_and(|member| member.is_alive)
+            members.get(&number).is_some_and(|member| member.is_limited)
                 || number == pid && is_noted(pid)
-                || self.known.get(&number).is_some_and(Process::is_there)
+                || self.known.get(&pid).is_some_and(Process::is_there)
+                || pid == program && !is_left(pid)
         };
-        for pid in self.descendants.look(program, Instant::now(), is_known) {
-            let why = if self.was_full { BEYOND } else { NO_NOTE };
+        for pid in self.descendants.look(program, now, is_known) {
+            let why = match () {
+                () if is_left(pid) => LEFT,
+                () if self.was_full => BEYOND,
+                () => NO_NOTE,
+            };
             if let Some(process) = Process::found(pid, why) {
                 self.keep(process);
             }
@@ -166,7 +174,7 @@ impl Outside {
     }
 
     /// Remembers a process. The largest are kept, and those that live.
-    fn keep(&mut self, mut process: Process) {
+    fn keep(&mut self, process: Process) {
         if process.began == 0 && self.inner.contains(&process.pid) {
             return;
         }
@@ -175,8 +183,6 @@ impl Outside {
         if let Some(inner) = descendants::number_elsewhere(process.pid).filter(|_| process.is_there()) {
             self.inner.insert(inner);
             self.known.retain(|known, process| *known != inner || process.began != 0);
-            // A note of the fork has the parent's program.
-            process.path = process.file();
         }
         self.known.insert(process.pid, process);
         if self.known.len() > KNOWN_MAX {
@@ -236,13 +242,29 @@ impl Process {
 
     /// Looks for the reason, and at the memory of the process.
     fn look(&mut self) {
-        if self.began == 0 && self.executes_it() {
+        if self.began == 0 && (self.executes_it() || self.is_elsewhere()) {
             self.began = began(self.pid).unwrap_or(0);
         }
         self.measure();
-        if self.why.is_none() && self.is_there() {
+        if !self.is_there() {
+            return;
+        }
+        if self.why.is_none() {
             self.why = self.reason();
         }
+        // The note of a fork out of the run has the parent's program. What the child executes leaves no note
+        // with an id that means the child here.
+        if self.why.as_deref() == Some(ELSEWHERE) {
+            let file = self.file();
+            if !file.is_empty() {
+                self.path = file;
+            }
+        }
+    }
+
+    /// Whether the process with that id is of this run, and in a pid namespace of its own.
+    fn is_elsewhere(&self) -> bool {
+        descendants::number_elsewhere(self.pid).is_some() && is_of_run(self.pid)
     }
 
     /// Whether the process with that id executes the program now. In another pid namespace the id belongs
@@ -386,7 +408,9 @@ mod tests {
     use super::*;
     use crate::supervise::session;
     use crate::supervise::totals::members;
+    use farpage_runtime::session::Notice;
     use std::process::Command;
+    use std::time::Duration;
 
     fn shared() -> Shared {
         Shared::new(session::tests::settings(), &[]).unwrap()
@@ -432,6 +456,32 @@ mod tests {
         assert!(!known.is_there());
         outside.look(&shared, &members(&shared));
         assert_eq!(outside.report(&shared).processes[0].peak, known.peak);
+    }
+
+    /// A filter of seccomp had ended the program's engine. The program then grew to many times the budget,
+    /// and the summary and `--over-budget kill` knew nothing of that.
+    #[test]
+    fn program_that_farpage_has_left_is_told_of_and_one_that_has_just_not_joined_is_not() {
+        let told = |notice: Option<Notice>| {
+            let shared = shared();
+            let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+            let record = &shared.session().processes[0];
+            record.pid.store(child.id(), Ordering::Relaxed);
+            notice.into_iter().for_each(|notice| record.notice(notice, 0));
+            let (mut outside, start) = (Outside::default(), Instant::now());
+            for second in 0..10 {
+                let now = start + Duration::from_secs(second);
+                outside.look(&shared, &members(&shared));
+                outside.look_below(child.id(), &members(&shared), now);
+            }
+            let bytes = outside.anonymous_bytes();
+            let why = outside.report(&shared).processes.first().and_then(|process| process.why.clone());
+            child.kill().unwrap();
+            child.wait().unwrap();
+            (why, bytes > 0)
+        };
+        assert_eq!(told(Some(Notice::Retired)), (Some(LEFT.to_owned()), true));
+        assert_eq!(told(None), (None, false));
     }
 
     /// The kernel calls such a process a zombie, and its first thread has no memory. Its other threads go on.

@@ -298,9 +298,19 @@ fn budget_row(run: &Run) -> String {
     let (budget, peak) = (run.budget.ram_bytes, run.totals.anonymous_peak);
     let share = percent(peak, budget);
     let (origin, less) = (&run.budget.origin, less(run));
+    // Farpage samples a process no more once it limits it no more. The kernel's peak goes on.
+    let is_more_known = tells(run, is_unlimited) && run.resident_peak > peak;
+    let more = if is_more_known {
+        format!(
+            "; a process that isn't limited had at least {} in RAM, files included",
+            iec(run.resident_peak)
+        )
+    } else {
+        String::new()
+    };
     row(
         "budget",
-        &format!("{} ({origin}){less}; peak {} anonymous as sampled, {share}", iec(budget), iec(peak)),
+        &format!("{} ({origin}){less}; peak {} anonymous as sampled, {share}{more}", iec(budget), iec(peak)),
     )
 }
 
@@ -512,14 +522,14 @@ fn fitting(run: &Run) -> String {
     let Some((limit, by_default)) = &run.budget.limit else { return String::new() };
     let lower = run.budget.ram_bytes / 4 * 3;
     let fits = if *by_default > 0 && *by_default < lower { *by_default } else { lower };
-    format!(
-        "; the tightest limit is {} in {} ({}), of which {} were in use before: use --ram {} or less, or have more memory",
-        iec(limit.bytes),
-        limit.file.display(),
-        limit.source,
-        iec(limit.in_use_bytes()),
-        suggestion_below(fits)
-    )
+    let (bytes, file, source) = (iec(limit.bytes), limit.file.display(), limit.source);
+    let what = if limit.is_what_is_left() {
+        format!("{bytes} were available before, says {file} ({source})")
+    } else {
+        let in_use = limit.in_use_words(", of which ", " were in use before");
+        format!("the tightest limit is {bytes} in {file} ({source}){in_use}")
+    };
+    format!("; {what}: use --ram {} or less, or have more memory", suggestion_below(fits))
 }
 
 /// Returns the rows on problems. Notices may have scrolled away, so problems are printed once

@@ -170,6 +170,30 @@ pub struct Member {
     pub anonymous_bytes: u64,
     /// Whether the process holds its record.
     pub is_alive: bool,
+    /// Whether Farpage limits the memory of the process: it holds a record, and Farpage has not left it.
+    pub is_limited: bool,
+    /// Whether Farpage has left a program of the process.
+    pub was_left: bool,
+}
+
+impl Member {
+    fn of(shared: &Shared, at: usize, record: &ProcessRecord) -> Member {
+        let is_alive = shared.is_alive(at);
+        let was_left =
+            [Notice::Retired, Notice::Alone].into_iter().any(|notice| record.noticed(notice).is_some());
+        Member {
+            command: command(record),
+            anonymous_bytes: record.stats.gauge(Gauge::AnonymousPeak),
+            is_alive,
+            is_limited: is_alive && !was_left,
+            was_left,
+        }
+    }
+
+    /// Whether the process runs on without a limit.
+    pub const fn is_left(&self) -> bool {
+        self.was_left && !self.is_limited
+    }
 }
 
 /// Returns the processes of the run by pid. A process that has ended stays until another process takes its
@@ -181,14 +205,14 @@ pub fn members(shared: &Shared) -> BTreeMap<u32, Member> {
         if pid == 0 {
             continue;
         }
-        let anonymous_bytes = record.stats.gauge(Gauge::AnonymousPeak);
-        let member = Member { command: command(record), anonymous_bytes, is_alive: shared.is_alive(at) };
+        let member = Member::of(shared, at, record);
         let known: &mut Member = members.entry(pid).or_insert_with(|| member.clone());
-        let is_alive = known.is_alive || member.is_alive;
+        known.is_alive |= member.is_alive;
+        known.is_limited |= member.is_limited;
+        known.was_left |= member.was_left;
         if member.anonymous_bytes > known.anonymous_bytes {
-            *known = member;
+            (known.command, known.anonymous_bytes) = (member.command, member.anonymous_bytes);
         }
-        known.is_alive = is_alive;
     }
     members
 }
@@ -236,6 +260,20 @@ pub mod tests {
         assert_eq!((totals.processes.len(), totals.count), (2, 1));
         // The peak of a single process is its own.
         assert_eq!(totals.anonymous_peak, 200 << 20);
+    }
+
+    /// A process that Farpage has left runs on without a limit, until it executes a program that joins.
+    #[test]
+    fn process_is_left_until_another_program_of_it_joins() {
+        let shared = two_programs();
+        let processes = &shared.session().processes;
+        processes[0].notice(Notice::Retired, 0);
+        assert!(members(&shared)[&101].is_left() && !members(&shared)[&102].is_left());
+        processes[1].pid.store(101, Ordering::Release);
+        assert!(members(&shared)[&101].is_left(), "a record that nobody holds limits nothing");
+        let file = std::fs::File::options().read(true).write(true).open(shared.path()).unwrap();
+        crate::host::sys::lock_byte(&file, 1, true).unwrap();
+        assert!(!members(&shared)[&101].is_left() && members(&shared)[&101].is_alive);
     }
 
     #[test]

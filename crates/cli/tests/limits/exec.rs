@@ -131,8 +131,7 @@ os.system('kill $(cat /proc/%d/task/*/children)' % left)"
 /// them nevertheless.
 #[test]
 fn processes_that_leave_no_note_are_found_below_the_program() {
-    let Some(_alone) = alone_with("python3") else { return };
-    let (python, _) = filler();
+    let Some(_alone) = alone_with("cc") else { return };
     let place = farpage::directory();
     let source = r#"#include <signal.h>
         #include <stdlib.h>
@@ -163,19 +162,6 @@ fn processes_that_leave_no_note_are_found_below_the_program() {
             Job::new(&Under::budget(RAM, &[]), &["sh", "-c", shell, program.to_str().unwrap()]).start()
         })
     };
-    let inside = ["unshare", "-rpf", "--mount-proc", "sh", "-c", "sleep 12 & wait"];
-    // The budget is large enough for unshare to have no thread of Farpage's, so that it may enter a
-    // user namespace.
-    let namespace = Job::new(&Under::budget(1024 * MIB, &[]), &inside).start();
-    // A child in a namespace of its own that is looked at before it executes a program.
-    let forks = "import ctypes, os, time
-assert ctypes.CDLL(None).unshare(0x30000000) == 0
-child = os.fork()
-if child == 0:
-    time.sleep(1)
-    os.execlp('sh', 'sh', '-c', 'sleep 12 & wait')
-os.waitpid(child, 0)";
-    let late = Job::new(&Under::budget(1024 * MIB, &[]), &[&python, "-c", forks]).start();
     let started = [start("-static", "\"$0\"; true"), start("-O1", "exec \"$0\"")];
     let whys = ["a static program", "made by a bare clone, or in another way that Farpage doesn't see"];
     for (running, why) in started.into_iter().zip(whys) {
@@ -185,7 +171,37 @@ os.waitpid(child, 0)";
         assert!(is_told_outside(&outcome, why), "{}", outcome.stderr);
         assert!(!outcome.stderr.contains("not seen above"), "{}", outcome.stderr);
     }
-    // The shell's note has its id in the namespace, and must not count twice.
+}
+
+/// A program that enters a user namespace leaves the note of its next fork: the child can't join. The summary
+/// called such a child by its parent's name, and said that it "did not join the run".
+#[test]
+fn processes_in_a_namespace_of_their_own_are_named_as_such() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let (python, _) = filler();
+    let inside = ["unshare", "-rpf", "--mount-proc", "sh", "-c", "sleep 12 & wait"];
+    // The budget is large enough for unshare to have no thread of Farpage's, so that it may enter a
+    // user namespace.
+    let namespace = Job::new(&Under::budget(1024 * MIB, &[]), &inside).start();
+    let short = ["unshare", "-rpf", "--mount-proc", "sh", "-c", "sleep 3 & wait"];
+    let short = Job::new(&Under::budget(1024 * MIB, &[]), &short).start();
+    // A child in a namespace of its own that is looked at before it executes a program.
+    let forks = "import ctypes, os, time
+assert ctypes.CDLL(None).unshare(0x30000000) == 0
+child = os.fork()
+if child == 0:
+    time.sleep(1)
+    os.execlp('sh', 'sh', '-c', 'sleep 12 & wait')
+os.waitpid(child, 0)";
+    let late = Job::new(&Under::budget(1024 * MIB, &[]), &[&python, "-c", forks]).start();
+    // Notes of the fork and of the shell itself have two ids, and must not count twice.
+    let is_shell = |process: &serde_json::Value| {
+        process["why"] == "in a pid namespace of its own"
+            && !process["path"].as_str().unwrap().contains("unshare")
+    };
+    let outcome = short.end();
+    let outside = outcome.succeeded().stats["outside"]["processes"].as_array().unwrap();
+    assert!(outside.iter().any(is_shell), "{}", outcome.stderr);
     for namespace in [namespace, late] {
         let outcome = namespace.end();
         outcome.succeeded();

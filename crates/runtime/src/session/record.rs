@@ -34,6 +34,13 @@ struct Flock {
 /// records and heirs.
 pub const SUPERVISOR_BYTE: u64 = (PROCESSES_MAX + PROCESSES_MAX * GENERATIONS) as u64;
 
+/// Returns the bytes of the session that children of forks keep locked while they have pages of this record's
+/// process.
+pub const fn heirs_bytes(index: usize) -> core::ops::Range<u64> {
+    let start = (PROCESSES_MAX + index * GENERATIONS) as u64;
+    start..start + GENERATIONS as u64
+}
+
 /// The session as one process holds it: mapped, and opened once more for the lock.
 ///
 /// A lock belongs to an open file. A forked child also holds the mapped file, as long as it has the mapping.

@@ -111,7 +111,7 @@ const FIELDS: &[(&str, &str, &str)] = &[
     (
         "gauges",
         "object",
-        "Values that rise and fall, as they were at the end: of all processes together, where a peak is the highest of one process.",
+        "Values that rise and fall, as each process told them last, also one that has ended: added up, where a peak is the highest of one process.",
     ),
     ("latency_ns", "object", "How long faults took to be served, by kind."),
     ("latency_ns.count", "faults", "Faults of the kind that were measured."),

@@ -320,6 +320,47 @@ fn run_that_went_over_its_budget_unmanaged_says_so() {
     }
 }
 
+/// A process grew to many times the budget after its engine had ended. The budget's row had the last sample.
+#[test]
+fn peak_of_a_process_that_is_not_limited_any_more_is_the_kernels() {
+    let row = |notice: Option<Notice>| {
+        let shared = two_programs();
+        for record in &shared.session().processes {
+            record.stats.set(Gauge::AnonymousPeak, 0);
+        }
+        shared.session().claims_peak.store(100 << 20, std::sync::atomic::Ordering::Relaxed);
+        notice.into_iter().for_each(|notice| shared.session().processes[0].notice(notice, 101));
+        let lines = with(&shared, ChildState::Exited(0), text);
+        lines.into_iter().find(|line| line.starts_with("  budget ")).unwrap()
+    };
+    let more = "; a process that isn't limited had at least 150 MiB in RAM, files included";
+    assert!(row(Some(Notice::Retired)).ends_with(more), "{}", row(Some(Notice::Retired)));
+    assert!(row(Some(Notice::Alone)).ends_with(more) && !row(None).contains(more));
+}
+
+/// "The tightest limit is 9.8 GiB (MemAvailable), of which 0 B were in use before": that was what was left.
+#[test]
+fn available_memory_is_no_limit() {
+    let limit = |source, held_bytes| crate::host::budget::Limit {
+        source,
+        file: "/proc/meminfo".into(),
+        bytes: 64 << 20,
+        held_bytes,
+        runs_bytes: 0,
+        runs_bytes_max: 0,
+    };
+    let told = |limit: crate::host::budget::Limit| {
+        with(&two_programs(), ChildState::Exited(0), |run| {
+            let budget = Budget { limit: Some((limit.clone(), 54 << 20)), ..run.budget.clone() };
+            fitting(&Run { budget: &budget, ..*run })
+        })
+    };
+    let fits = ": use --ram 54M or less, or have more memory";
+    let left = "; 64 MiB were available before, says /proc/meminfo (MemAvailable)";
+    assert_eq!(told(limit("MemAvailable", 0)), format!("{left}{fits}"));
+    assert_eq!(told(limit("x", 0)), format!("; the tightest limit is 64 MiB in /proc/meminfo (x){fits}"));
+}
+
 /// A program that `--ram 2M` has ended with 125 has not stayed within its budget.
 #[test]
 fn run_that_farpage_ended_did_not_stay_within_its_budget() {
