@@ -44,6 +44,44 @@ fn engine_that_ends_gives_its_pool_back() {
     }
 }
 
+/// The program grew to six times its budget after its engine had ended. The summary had the size from before,
+/// and `--over-budget kill` ended nothing.
+#[test]
+fn program_that_grows_without_its_engine_is_told_of_with_its_size() {
+    if !able("python3") {
+        return;
+    }
+    // The filter answers ioctl with EPERM, without which pages can't be installed.
+    let text = "import ctypes, struct, sys, time
+libc = ctypes.CDLL(None)
+class Program(ctypes.Structure): _fields_ = [('length', ctypes.c_ushort), ('filter', ctypes.c_void_p)]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, 16), (6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)]
+code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *step) for step in steps))
+def fill(mib):
+    return bytearray(b'x' * 4096 * 256) * mib
+first = fill(48)
+time.sleep(0.5)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(Program(4, ctypes.addressof(code))), 0, 0) == 0
+second = fill(150)
+time.sleep(int(sys.argv[1]))
+print(sum(first[::4096]) + sum(second[::4096]))";
+    let start = |options: &[&str], seconds| {
+        let options = [&["--faults", "signal"], options].concat();
+        Job::new(&Under::budget(RAM, &options), &["python3", "-c", text, seconds]).within(120).start()
+    };
+    let [told, killed] = [start(&[], "9"), start(&["--over-budget", "kill"], "90")];
+    let outcome = told.end();
+    outcome.succeeded();
+    let outside = outcome.stats["outside"]["processes"].as_array().unwrap();
+    assert_eq!(outside.len(), 1, "{}", outcome.stderr);
+    assert_eq!(outside[0]["why"], "Farpage doesn't limit it any more");
+    assert!(outside[0]["resident_peak"].as_u64() > Some(190 << 20), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("a process that isn't limited had at least "), "{}", outcome.stderr);
+    let outcome = killed.end();
+    assert!(outcome.status != Some(0) && outcome.stderr.contains("over"), "{}", outcome.stderr);
+}
+
 macro_rules! cases {
     ($($mode:ident)+: $cases:tt) => {
         $(mod $mode {
