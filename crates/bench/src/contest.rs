@@ -25,11 +25,11 @@ pub type Client = fn(&Path, u64) -> Result<String, String>;
 
 /// A program to measure.
 pub struct Job {
-    /// Its name in the report.
+    /// Name in the report.
     pub name: String,
     /// The program and its arguments.
     pub words: Vec<String>,
-    /// Its client, with the client's bytes.
+    /// The program's client, with the client's bytes.
     pub client: Option<(Client, u64)>,
     /// Returns the program's result.
     pub result: fn(&Outcome) -> Result<String, String>,

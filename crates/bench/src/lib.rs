@@ -82,7 +82,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "command",
-        about: "a program of yours under the kernel's own swap and Farpage, with equal memory, up to 50 times; takes root, as `kernel` does",
+        about: "some 50 runs of a program of yours, under the kernel's own swap and under Farpage, with equal memory; takes root, as `kernel` does",
         run: Run::Command(command::run),
     },
     Experiment {

@@ -394,6 +394,21 @@ mod tests {
         assert_eq!(as_text(&rows[1..], &chosen), "0 /b\n");
     }
 
+    /// After `daemon()` the child's pages lie in slots of the parent, which has ended. `USED` was 0B.
+    #[test]
+    fn slots_of_a_process_that_has_ended_count_while_it_has_heirs() {
+        let shared = Shared::new(sessions::settings(), &[]).unwrap();
+        shared.session().processes[3].slots_used[0].store(5, Ordering::Relaxed);
+        let used = || used(shared.session(), shared.file(), &live(shared.session(), shared.file()), 0);
+        assert_eq!(used(), 0, "nobody has a page there");
+        let heir = File::options().read(true).write(true).open(shared.path()).unwrap();
+        sys::lock_byte(&heir, heirs_bytes(3).end - 1, true).unwrap();
+        assert_eq!(used(), 5 * PAGE);
+        sys::lock_byte(&heir, heirs_bytes(3).end - 1, false).unwrap();
+        sys::lock_byte(&heir, heirs_bytes(2).start, true).unwrap();
+        assert_eq!(used(), 0, "they are another's heirs");
+    }
+
     #[test]
     fn session_of_another_version_is_refused_as_such() {
         let shared = Shared::new(sessions::settings(), &[]).unwrap();

@@ -78,7 +78,7 @@ print(sum(first[::4096]) + sum(second[::4096]))";
     assert_eq!(outside[0]["why"], "Farpage doesn't limit it any more");
     assert!(outside[0]["resident_peak"].as_u64() > Some(190 << 20), "{}", outcome.stderr);
     assert!(
-        outcome.stderr.contains("not all processes are limited: the largest had at least "),
+        outcome.stderr.contains("not all processes were limited all the time: the largest had at least "),
         "{}",
         outcome.stderr
     );

@@ -124,7 +124,7 @@ impl Headroom {
         let (bytes, file, source) = (iec(limit.bytes), limit.file.display(), limit.source);
         let is_least = self.least_bytes <= ram_now_within(1, self.ram_bytes);
         let what = match (limit.is_what_is_left(), is_least) {
-            (true, _) => format!("beside what this run has, {file} says {bytes} ({source})"),
+            (true, _) => format!("{bytes} are left beside what this run has, says {file} ({source})"),
             (false, true) => format!("of the {bytes} in {file} ({source}), less is left to this run"),
             (false, false) => format!("of the {bytes} in {file} ({source}), no more is left to this run"),
         };
@@ -317,8 +317,8 @@ mod tests {
             headroom.news().unwrap()
         };
         let told = |news: &str, mib| {
-            news.contains(" for now: beside what this run has, ")
-                && news.contains(&format!("meminfo says {mib} MiB (MemAvailable)"))
+            news.contains(&format!(" for now: {mib} MiB are left beside what this run has, says "))
+                && news.ends_with("meminfo (MemAvailable)")
         };
         assert!(told(&news(50), 50) && !news(50).contains("eighth"), "{}", news(50));
         let least = news(1);

@@ -302,7 +302,7 @@ fn budget_row(run: &Run) -> String {
     let is_more_known = tells(run, is_unlimited) && run.resident_peak > peak;
     let more = if is_more_known {
         format!(
-            "; not all processes are limited: the largest had at least {} in RAM, files included",
+            "; not all processes were limited all the time: the largest had at least {} in RAM, files included",
             iec(run.resident_peak)
         )
     } else {

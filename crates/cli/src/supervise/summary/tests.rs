@@ -333,7 +333,7 @@ fn peak_of_a_process_that_is_not_limited_any_more_is_the_kernels() {
         let lines = with(&shared, ChildState::Exited(0), text);
         lines.into_iter().find(|line| line.starts_with("  budget ")).unwrap()
     };
-    let more = "; not all processes are limited: the largest had at least 150 MiB in RAM, files included";
+    let more = "; not all processes were limited all the time: the largest had at least 150 MiB in RAM, files included";
     assert!(row(Some(Notice::Retired)).ends_with(more), "{}", row(Some(Notice::Retired)));
     assert!(row(Some(Notice::Alone)).ends_with(more) && !row(None).contains(more));
 }
