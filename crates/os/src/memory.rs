@@ -80,6 +80,9 @@ fn map_far_away(
     /// Lowest address of Farpage's mappings. The kernel puts mappings far above, from the top downwards.
     /// Programs that are loaded at fixed addresses lie below.
     const FIRST: usize = 0x1000_0000_0000;
+    /// Bytes from there on in which mappings begin. After the last address the first one is next: a program
+    /// that forks all the time gets a new mapping for each fork.
+    const BYTES: usize = 0x6000_0000_0000;
     const STEP: usize = 1 << 21;
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let here = 0_u8;
@@ -87,10 +90,11 @@ fn map_far_away(
         // The kernel puts the stack at a random address. 22 bits of that address make this address random,
         // too.
         let here = (&raw const here as usize >> 12) & 0x3f_ffff;
-        let _ = NEXT.compare_exchange(0, FIRST + here * STEP, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = NEXT.compare_exchange(0, here * STEP, Ordering::Relaxed, Ordering::Relaxed);
     }
     for _ in 0..64 {
-        let wanted = NEXT.fetch_add((bytes + PAGE_BYTES).next_multiple_of(STEP), Ordering::Relaxed);
+        let next = NEXT.fetch_add((bytes + PAGE_BYTES).next_multiple_of(STEP), Ordering::Relaxed);
+        let wanted = FIRST + next % BYTES;
         match map(wanted as *mut c_void, MapFlags::FIXED_NOREPLACE) {
             Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(errno(error)),
