@@ -94,6 +94,11 @@ impl Dormant {
         let base = core::ptr::from_ref(session).cast_mut().cast::<u8>();
         let joined = || {
             let index = claim(&lock, session)?;
+            // An engine does this when it opens the areas, and a dormant process opens none. While the record
+            // has a holder, no other process takes back what the record's last process had.
+            //
+            // SAFETY: the session was mapped above with this size.
+            unsafe { session.free_clusters(index, session_bytes) };
             let lock_page = memory::map_shared(lock.as_fd(), PAGE_BYTES, ProtFlags::READ).ok()?;
             let [said, can_have, sealed] = [const { AtomicU64::new(0) }; 3];
             Some(Dormant {
@@ -406,6 +411,22 @@ mod tests {
         let fourth = join(&path).unwrap();
         assert_eq!(fourth.others(), 0, "who has an engine says nothing");
         fourth.leave();
+    }
+
+    /// The clusters of a process that had died stayed its own, as long as a dormant process had its record.
+    #[test]
+    fn clusters_of_the_record_s_last_process_are_free() {
+        let (fd, path) = session(said() * PARTS * 2);
+        let at = size_of::<Session>().next_multiple_of(4) as u64;
+        for (cluster, holder) in [1_u32, 2].into_iter().enumerate() {
+            rustix::io::pwrite(&fd, &holder.to_ne_bytes(), at + 4 * cluster as u64).unwrap();
+        }
+        let dormant = join(&path).unwrap();
+        assert_eq!(dormant.index, 0);
+        let mut words = [0_u8; 8];
+        rustix::io::pread(&fd, &mut words, at).unwrap();
+        assert_eq!(words, [0, 0, 0, 0, 2, 0, 0, 0], "the other record's process may be alive");
+        dormant.leave();
     }
 
     /// Chromium's zygotes had engines in a budget of 500 MiB of which 400 were free, and ended themselves.

@@ -100,14 +100,38 @@ impl SharedHead {
 
     /// Returns the pid namespace of the supervisor, as it stands in shared memory.
     pub fn pid_namespace(&self) -> u64 {
-        const AT: usize = offset_of!(SessionHead, pid_namespace) / size_of::<u64>();
-        self.words()[AT].load(Ordering::Relaxed)
+        self.word_at(offset_of!(SessionHead, pid_namespace))
     }
 
     /// Returns the budget in bytes, as it stands in shared memory.
     pub fn ram_bytes(&self) -> u64 {
-        const AT: usize = offset_of!(SessionHead, settings) + offset_of!(SettingsWords, ram_bytes);
-        self.words()[AT / size_of::<u64>()].load(Ordering::Relaxed)
+        self.word_at(offset_of!(SessionHead, settings) + offset_of!(SettingsWords, ram_bytes))
+    }
+
+    /// Returns where each area's words are that say which process holds which cluster: the offset in the
+    /// session, and the number of clusters. The numbers are those in shared memory. A table that doesn't lie
+    /// inside of a session of `bytes` bytes is left out.
+    pub fn holder_tables(&self, bytes: usize) -> impl Iterator<Item = (usize, usize)> {
+        const WORD: usize = size_of::<u32>();
+        let count = self.half_at(offset_of!(SessionHead, areas_count)) as usize;
+        let table = move |area: usize| {
+            let area = offset_of!(SessionHead, areas) + area * size_of::<AreaDescription>();
+            let clusters = self.half_at(area + offset_of!(AreaDescription, slots)).div_ceil(CLUSTER_SLOTS);
+            let offset = self.word_at(area + offset_of!(AreaDescription, owners_offset));
+            let length = u64::from(clusters) * WORD as u64;
+            lies_inside(offset, length, WORD, bytes).then_some((offset as usize, clusters as usize))
+        };
+        (0..count.min(AREAS_MAX)).filter_map(table)
+    }
+
+    /// Returns the word at this byte offset in the head.
+    fn word_at(&self, at: usize) -> u64 {
+        self.words()[at / size_of::<u64>()].load(Ordering::Relaxed)
+    }
+
+    /// Returns the half of a word at this byte offset in the head.
+    fn half_at(&self, at: usize) -> u32 {
+        (self.word_at(at) >> (at % size_of::<u64>() * 8)) as u32
     }
 
     /// Whether the head in shared memory still equals the copy.
@@ -351,6 +375,26 @@ pub(crate) mod tests {
     }
 
     /// A process that followed a wrong head read and wrote outside of the session, or between its words.
+    /// Any process of the run can write the head, and a dormant process has no copy that was checked.
+    #[test]
+    fn only_tables_inside_of_the_session_are_found() {
+        let bytes = (size_of::<Session>() + TABLES_BYTES).next_multiple_of(4);
+        let found = |change: fn(&mut SessionHead)| {
+            // SAFETY: as in `sound`.
+            let mut shared = SharedHead(UnsafeCell::new(unsafe { core::mem::zeroed() }));
+            fill(shared.get_mut(), bytes);
+            change(shared.get_mut());
+            shared.holder_tables(bytes).collect::<Vec<_>>()
+        };
+        assert_eq!(found(|_| ()), [(bytes - TABLES_BYTES, 100)]);
+        assert_eq!(found(|head| head.areas_count = 0), []);
+        assert_eq!(found(|head| head.areas_count = u32::MAX).len(), 1, "the others are empty");
+        assert_eq!(found(|head| head.areas[0].slots += 10 * CLUSTER_SLOTS), []);
+        assert_eq!(found(|head| head.areas[0].owners_offset += 1), []);
+        assert_eq!(found(|head| head.areas[0].owners_offset = 1 << 40), []);
+        assert_eq!(found(|head| head.areas[0].owners_offset = u64::MAX), []);
+    }
+
     #[test]
     fn head_that_leads_out_of_the_session_is_refused() {
         let bytes = (size_of::<Session>() + TABLES_BYTES).next_multiple_of(4);

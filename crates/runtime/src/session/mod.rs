@@ -24,8 +24,8 @@ use crate::session::first::First;
 use crate::session::head::SharedHead;
 use crate::session::started::Started;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use farpage_core::areas::Placement;
 use farpage_core::areas::extents::Head;
+use farpage_core::areas::{Leases, Placement};
 use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, Readahead, SlotPolicy};
 use farpage_core::readahead::by_slot::SlotWords;
 use farpage_core::stats::Stats;
@@ -126,6 +126,22 @@ impl Session {
         }
         self.claims[index].store(Stated::default());
         self.processes[index].dormant_bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// Frees the clusters that a record's dead process held in any area. The caller holds the record's lock.
+    ///
+    /// # Safety
+    /// The session is `bytes` bytes large, all of which are mapped.
+    pub unsafe fn free_clusters(&self, index: usize, bytes: usize) {
+        for (offset, clusters) in self.head.holder_tables(bytes) {
+            // SAFETY: the table lies inside the session and is aligned, as `holder_tables` has checked.
+            let holders = unsafe {
+                let first = core::ptr::from_ref(self).cast::<u8>().add(offset).cast::<AtomicU32>();
+                core::slice::from_raw_parts(first, clusters)
+            };
+            // A new view frees what its number holds.
+            let _ = Leases::new(holders, index as u32 + 1);
+        }
     }
 }
 
