@@ -44,6 +44,58 @@ fn engine_that_ends_gives_its_pool_back() {
     }
 }
 
+/// Python code with a function that installs a filter. The filter answers ioctl with EPERM, without which
+/// pages can't be installed.
+const INSTALL: &str = "import ctypes, os, struct, sys, time
+libc = ctypes.CDLL(None)
+class Program(ctypes.Structure): _fields_ = [('length', ctypes.c_ushort), ('filter', ctypes.c_void_p)]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, 16), (6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)]
+code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *step) for step in steps))
+def install():
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    assert libc.prctl(22, 2, ctypes.byref(Program(4, ctypes.addressof(code))), 0, 0) == 0
+";
+
+/// The child's engine has ended, and the child lives on. Its parent kept each evicted page for the child once
+/// more. The area was full, and nothing more was evicted.
+#[test]
+fn child_without_its_engine_needs_nothing_of_its_parent() {
+    if !able("python3") {
+        return;
+    }
+    let directory = farpage::directory();
+    let swap = format!("{}:80M", directory.path().display());
+    let text = "
+memory = bytearray(64 << 20)
+def fill():
+    for at in range(0, len(memory), 1 << 20):
+        memory[at:at + (1 << 20)] = os.urandom(1 << 20)
+fill()
+(told, tell), (lasts, last) = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    install()
+    time.sleep(1)
+    os.write(tell, b'.')
+    os.close(last)
+    os.read(lasts, 1)
+    os._exit(0)
+os.read(told, 1)
+for turn in range(3):
+    fill()
+    time.sleep(0.3)
+os.close(last)
+assert os.waitpid(child, 0)[1] == 0";
+    for faults in ["thread", "signal", "segv"] {
+        let options = ["--faults", faults, "--pool", "1M", "--swap", &swap];
+        let words = ["python3", "-c", &[INSTALL, text].concat()];
+        let outcome = Job::new(&Under::budget(RAM, &options), &words).within(120).run();
+        outcome.succeeded();
+        assert!(outcome.stderr.contains("Farpage has left it"), "{}", outcome.stderr);
+        assert!(!outcome.stderr.contains("is full"), "{}", outcome.stderr);
+    }
+}
+
 /// The program grew to six times its budget after its engine had ended. The summary had the size from before,
 /// and `--over-budget kill` ended nothing.
 #[test]
@@ -51,24 +103,18 @@ fn program_that_grows_without_its_engine_is_told_of_with_its_size() {
     if !able("python3") {
         return;
     }
-    // The filter answers ioctl with EPERM, without which pages can't be installed.
-    let text = "import ctypes, struct, sys, time
-libc = ctypes.CDLL(None)
-class Program(ctypes.Structure): _fields_ = [('length', ctypes.c_ushort), ('filter', ctypes.c_void_p)]
-steps = [(0x20, 0, 0, 0), (0x15, 0, 1, 16), (6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)]
-code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *step) for step in steps))
-def fill(mib):
+    let text = "def fill(mib):
     return bytearray(b'x' * 4096 * 256) * mib
 first = fill(48)
 time.sleep(0.5)
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-assert libc.prctl(22, 2, ctypes.byref(Program(4, ctypes.addressof(code))), 0, 0) == 0
+install()
 second = fill(150)
 time.sleep(int(sys.argv[1]))
 print(sum(first[::4096]) + sum(second[::4096]))";
     let start = |options: &[&str], seconds| {
         let options = [&["--faults", "signal"], options].concat();
-        Job::new(&Under::budget(RAM, &options), &["python3", "-c", text, seconds]).within(120).start()
+        let text = [INSTALL, text].concat();
+        Job::new(&Under::budget(RAM, &options), &["python3", "-c", &text, seconds]).within(120).start()
     };
     let [told, killed] = [start(&[], "9"), start(&["--over-budget", "kill"], "90")];
     let outcome = told.end();

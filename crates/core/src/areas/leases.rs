@@ -26,11 +26,9 @@ impl<'m> Leases<'m> {
     /// number's last process are freed.
     pub fn new(holders: &'m [AtomicU32], me: u32) -> Leases<'m> {
         assert!(me != 0);
-        for holder in holders {
-            // Ordering: as in `give_back`.
-            let _ = holder.compare_exchange(me, 0, Ordering::Release, Ordering::Relaxed);
-        }
-        Leases { holders, me, hint: AtomicU32::new(0), skip: AtomicU32::new(0) }
+        let leases = Leases { holders, me, hint: AtomicU32::new(0), skip: AtomicU32::new(0) };
+        leases.free_all_of(me);
+        leases
     }
 
     /// Number of clusters in the area.
@@ -76,8 +74,9 @@ impl<'m> Leases<'m> {
     /// Gives an empty cluster back.
     pub fn give_back(&self, cluster: u32) {
         // Ordering: Release. This process's use of the slots comes before that of any other process.
-        let old = self.holders[cluster as usize].swap(0, Ordering::Release);
-        assert_eq!(old, self.me, "cluster {cluster} was not ours to give back");
+        let holder = &self.holders[cluster as usize];
+        let given = holder.compare_exchange(self.me, 0, Ordering::Release, Ordering::Relaxed);
+        assert!(given.is_ok(), "cluster {cluster} was not ours to give back");
         self.hint.fetch_min(cluster, Ordering::Relaxed);
         self.skip.store(0, Ordering::Relaxed);
     }
@@ -93,19 +92,29 @@ impl<'m> Leases<'m> {
         numbers.filter(|number| *number > above && *number != self.me).min()
     }
 
+    /// Gives up every cluster of this process, whatever its slots hold.
+    pub fn give_up_all(&self) {
+        self.free_all_of(self.me);
+    }
+
     /// Frees every cluster of a dead holder whose number isn't used again meanwhile. Returns how many.
     pub fn reap(&self, dead: u32) -> u32 {
-        // Ordering: as in `take`. If a word changed meanwhile, another process has reaped the cluster, and
-        // may have taken it.
-        let is_freed = |holder: &&AtomicU32| {
-            holder.compare_exchange(dead, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
-        let freed = self.holders.iter().filter(is_freed).count() as u32;
+        let freed = self.free_all_of(dead);
         if freed > 0 {
             self.hint.store(0, Ordering::Relaxed);
             self.skip.store(0, Ordering::Relaxed);
         }
         freed
+    }
+
+    /// Writes 0 over every word with this number. Returns how many there were.
+    fn free_all_of(&self, number: u32) -> u32 {
+        // Ordering: as in `take`. If a word changed meanwhile, another process has reaped the cluster, and
+        // may have taken it.
+        let is_freed = |holder: &&AtomicU32| {
+            holder.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        self.holders.iter().filter(is_freed).count() as u32
     }
 }
 
@@ -147,11 +156,13 @@ mod tests {
         assert_eq!(a.take_unless_futile(9), Some(0), "our own is seen at once");
     }
 
+    /// The word was cleared before the check. Another process's cluster was free, and its slots were lost.
     #[test]
-    #[should_panic(expected = "not ours")]
-    fn giving_back_what_another_holds_is_a_bug() {
+    fn giving_back_what_another_holds_is_a_bug_that_harms_nobody_else() {
         let holders = [AtomicU32::new(7)];
-        Leases::new(&holders, 1).give_back(0);
+        let given = std::panic::catch_unwind(|| Leases::new(&holders, 1).give_back(0));
+        assert!(given.is_err());
+        assert_eq!(holders[0].load(Ordering::Relaxed), 7);
     }
 }
 

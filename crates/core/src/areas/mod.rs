@@ -490,6 +490,13 @@ impl<'m> Areas<'m> {
             .find(|slot| self.is_owned(*slot) && wanted(*slot))
     }
 
+    /// Gives up every lease of this process. The only slots in use are those of lost pages. No thread takes,
+    /// frees or discards slots any more.
+    pub fn give_up_all(&self) {
+        let areas = (0..self.count).map(|id| &self.area(AreaId(id as u8)).slots);
+        areas.for_each(|slots| slots.leases().give_up_all());
+    }
+
     /// Takes back the clusters of dead processes. Returns how many. `if_dead` is called once for each holder,
     /// with a function that frees the holder's clusters. `if_dead` may call that function only if the holder
     /// is dead and its number isn't used again meanwhile.
@@ -617,6 +624,16 @@ mod tests {
             areas.free_unused(*slot);
         }
         assert_eq!(take(&areas, 1).unwrap().first.area(), AreaId(0));
+    }
+
+    #[test]
+    fn clusters_that_were_given_up_are_anothers_to_take() {
+        let areas = areas(2, AreaOrder::Global);
+        areas.free_unused(take(&areas, 1).unwrap().first);
+        let leased = || [0, 1].map(|id| areas.area(AreaId(id)).slots.leases().leased());
+        assert_eq!(leased(), [1, 0]);
+        areas.give_up_all();
+        assert_eq!(leased(), [0, 0]);
     }
 
     /// Invariant 1: a slot's count is never negative, and the slot is used again only when nobody refers to

@@ -37,11 +37,29 @@ impl Pager<'_> {
 
     /// Forgets pages that no longer exist, or that read as zeros again.
     pub fn discard(&self, range: PageRange) {
+        self.release_all(range, |_| State::Absent);
+    }
+
+    /// Keeps nothing of pages in memory anywhere else, because the engine ends. Forgets pages that are out:
+    /// the program has unmapped them.
+    pub fn let_go(&self, range: PageRange) {
+        self.release_all(range, |before| match before {
+            State::Resident { age, .. } => State::Resident { copy: None, age },
+            State::Lost(_) => before,
+            _ => State::Absent,
+        });
+    }
+
+    /// Frees what holds the bytes of each page in `range` whose state changes to `after`.
+    fn release_all(&self, range: PageRange, after: impl Fn(State) -> State) {
         self.table.for_each_used(range, |_, place| {
             let before = place.entry().load().state();
-            self.release(before);
-            self.account(before, State::Absent);
-            place.set(before, State::Absent);
+            let after = after(before);
+            if after != before {
+                self.release(before);
+                self.account(before, after);
+                place.set(before, after);
+            }
         });
     }
 

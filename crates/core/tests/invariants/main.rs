@@ -337,6 +337,34 @@ fn invariant_14_what_a_child_throws_away_it_inherits_no_more() {
     child.check();
 }
 
+/// An engine that had ended kept slots. A hook that forgot the page later freed a slot that another process
+/// had by then.
+#[test]
+fn what_is_let_go_holds_no_slot_and_is_not_freed_again() {
+    let mut driver = driver_of(0, Some(area(table(1), 1)), None);
+    let [used, lost, unmapped] = [0, 1, 2].map(PageIndex);
+    let slots = [(used, 1), (lost, 2), (unmapped, 3)].map(|(page, kind)| {
+        driver.first_touch(page);
+        driver.evict_to_area(page, kind)
+    });
+    assert_eq!(bring(&mut driver, used, 1), bytes_of(1));
+    let Step::Read(ticket) = driver.pager.fault(lost, Access::Read) else { panic!("it is on the area") };
+    *driver.frame(ticket.frame().unwrap()) = bytes_of(0);
+    assert_eq!(driver.pager.read_done(&ticket, &mut driver.scratch), Err(slots[1]));
+    driver.pager.fail(ticket, slots[1]);
+    assert_eq!(driver.pager.areas().in_use(), 3, "the page in memory has kept its slot");
+    let all = PageRange::new(used, PageIndex(3));
+    driver.pager.let_go(all);
+    assert_eq!(driver.pager.areas().in_use(), 1, "the slot that could not be read stays taken");
+    assert!(matches!(driver.pager.state(used), State::Resident { copy: None, .. }));
+    assert!(matches!(driver.pager.state(lost), State::Lost(_)), "it would read as zeros");
+    assert_eq!(driver.pager.state(unmapped), State::Absent);
+    driver.check();
+    driver.pager.discard(all);
+    assert_eq!(driver.pager.areas().in_use(), 1);
+    driver.check();
+}
+
 /// A child once kept all of its parent's pool until it had looked at the last page in it.
 #[test]
 fn what_a_child_needs_no_more_leaves_the_pool_that_it_has_inherited() {

@@ -219,7 +219,7 @@ pub fn forget_elders(engine: &Engine) {
 }
 
 /// Does the same under the exclusive map lock.
-fn forget_elders_now(engine: &Engine) {
+pub fn forget_elders_now(engine: &Engine) {
     if engine.pager.inherited() > 0 {
         return;
     }

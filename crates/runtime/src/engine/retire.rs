@@ -8,6 +8,7 @@
 // UNSAFETY: gives mappings back to the program.
 
 use crate::engine::Engine;
+use crate::engine::fork;
 use crate::engine::start::KEEPER;
 use crate::guard::{self, arm};
 use crate::mappings::changes::EVERYTHING;
@@ -162,6 +163,8 @@ pub fn end_before_it_begins(engine: &'static Engine, exclusive: Exclusive<'stati
 
 /// Ends the engine with the map lock held exclusively, and no page out.
 fn end_under(engine: &'static Engine, exclusive: Exclusive<'static>) -> ! {
+    fork::forget_elders_now(engine);
+    fork::forget_heirless(engine);
     let_go_of_all(engine);
     // Hooks and handlers under way go on as if the budget had never been reached and never would be.
     engine.activation_is_doubtful.store(true, Ordering::Relaxed);
@@ -170,14 +173,18 @@ fn end_under(engine: &'static Engine, exclusive: Exclusive<'static>) -> ! {
     drop(exclusive);
     arm::end(engine);
     engine.publish_gauges();
-    // From now on, the other processes of the run count all of this process's memory for this process. The
-    // engine no longer asks the kernel how much of it is shared.
+    // The other processes of the run count all of this process's memory for this process, because the engine
+    // no longer asks the kernel how much of it is shared. The engine's last thread gives the record up. Then
+    // the process is outside of the budget, and another process may forget its claim.
     engine.leave_kin();
     engine.take_share();
     // Ordering: Release publishes everything done before the end.
     engine.retirement.state.store(ENDED, Ordering::Release);
     futex::wake(&engine.retirement.state, u32::MAX >> 1);
     wait_for_threads(engine, 1);
+    if !engine.heirs.are_any() {
+        engine.pager.areas().give_up_all();
+    }
     thread::exit()
 }
 
@@ -250,6 +257,9 @@ fn let_go_of_all(engine: &Engine) {
 
 /// Gives one range back. A lost page stays out of reach, because it would read as zeros.
 fn let_go_of(engine: &Engine, range: PageRange) {
+    // Hooks that wait for the map lock still forget pages later. They must find no slot to free: by then its
+    // cluster may belong to another process.
+    engine.pager.let_go(range);
     let mut rest = range;
     while !rest.is_empty() {
         let lost = first_lost(engine, rest);
