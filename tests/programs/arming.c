@@ -6,6 +6,7 @@
 #include "check.h"
 #include <stdatomic.h>
 #include <sys/prctl.h>
+#include <ucontext.h>
 
 static atomic_int is_armed, handled, done;
 static pthread_t other;
@@ -59,15 +60,22 @@ static void tell_the_other(void)
     }
 }
 
-/* Runs `meanwhile` while the other thread is armed and this one isn't. */
-static void half_armed(void *(*work)(void *), void (*meanwhile)(void))
+/* Has the other thread armed and this one not. Returns memory that was filled for that. */
+static char *begin_half_armed(void)
 {
-    CHECK(pthread_create(&other, NULL, work, NULL) == 0);
     mask(SIG_BLOCK, ~0ul);
     char *first = filled(40 * MIB, 1);
     for (int i = 0; i < 1500 && !is_armed && getenv("FARPAGE_SESSION") != NULL; i++)
         usleep(1000);
     CHECK(!calls_are_stopped());
+    return first;
+}
+
+/* Runs `meanwhile` while the other thread is armed and this one isn't. */
+static void half_armed(void *(*work)(void *), void (*meanwhile)(void))
+{
+    CHECK(pthread_create(&other, NULL, work, NULL) == 0);
+    char *first = begin_half_armed();
     meanwhile();
     mask(SIG_UNBLOCK, ~0ul);
     char *second = filled(LARGE, 2);
@@ -328,9 +336,75 @@ static void stack_of_the_arming_stays(void)
     VERIFY(area, LARGE, 1);
 }
 
+enum { GAP = 64 * PAGE, MANAGED_STACK = 256 * PAGE, RED_ZONE = 128 };
+static char *volatile frame_end;
+static atomic_int is_below, may_begin;
+
+/* Computes until the case is over, far below what the caller has on the stack. */
+static __attribute__((noinline)) void compute_below(void)
+{
+    volatile char gap[GAP];
+    gap[0] = 1;
+    is_below = gap[0];
+    while (!done)
+        ;
+}
+
+/* Touches nothing near the frame from which the kernel continues. */
+static void stays(int signal, siginfo_t *info, void *context)
+{
+    (void)signal, (void)info;
+    uintptr_t begin = (uintptr_t)context, end = ((ucontext_t *)context)->uc_mcontext.gregs[REG_RSP] - RED_ZONE;
+    CHECK(begin / PAGE < (end - 1) / PAGE);
+    frame_end = (char *)((end - 1) / PAGE * PAGE);
+    compute_below();
+}
+
+/* Makes calls until this thread is armed. Then it computes on a stack in memory that can be evicted. The frame of a
+ * signal ends a little above the beginning of a page there. */
+static void *computes_when_armed(void *argument)
+{
+    ucontext_t elsewhere, here;
+    CHECK(getcontext(&elsewhere) == 0);
+    elsewhere.uc_stack.ss_sp = argument;
+    elsewhere.uc_stack.ss_size = MANAGED_STACK - PAGE + 640;
+    elsewhere.uc_link = &here;
+    makecontext(&elsewhere, compute_below, 0);
+    while (!is_armed && !may_begin) {
+        is_armed = calls_are_stopped();
+        sched_yield();
+    }
+    CHECK(swapcontext(&here, &elsewhere) == 0);
+    return argument;
+}
+
+/* A handler began on the interrupted stack, because only some threads were armed. While it ran, that stack was
+ * evicted. The kernel couldn't read the frame when the handler returned, and ended the process. */
+static void frame_that_is_out(void)
+{
+    struct sigaction action = { .sa_sigaction = stays, .sa_flags = SA_SIGINFO };
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    CHECK(pthread_create(&other, NULL, computes_when_armed, filled(MANAGED_STACK, 3)) == 0);
+    begin_half_armed();
+    may_begin = 1;
+    while (!is_below)
+        sched_yield();
+    CHECK(pthread_kill(other, SIGUSR1) == 0);
+    while (frame_end == NULL)
+        sched_yield();
+    mask(SIG_UNBLOCK, ~0ul);
+    char *area = filled(LARGE, 2);
+    for (int turn = 0; turn < 50 && pages_out(frame_end, PAGE) == 0; turn++)
+        push_out();
+    REQUIRE_OUT(frame_end, PAGE);
+    done = 1;
+    CHECK(pthread_join(other, NULL) == 0);
+    VERIFY(area, LARGE, 2);
+}
+
 MAIN({ "handlers_that_were_there", handlers_that_were_there }, { "handlers_on_their_stack", handlers_on_their_stack },
      { "handlers_set_meanwhile", handlers_set_meanwhile }, { "all_reset_meanwhile", all_reset_meanwhile },
      { "threads_on_little_stacks", threads_on_little_stacks }, { "handlers_that_map", handlers_that_map },
      { "programs_run_meanwhile", programs_run_meanwhile },
      { "files_run_meanwhile", files_run_meanwhile },
-     { "stack_of_the_arming_stays", stack_of_the_arming_stays })
+     { "stack_of_the_arming_stays", stack_of_the_arming_stays }, { "frame_that_is_out", frame_that_is_out })

@@ -16,7 +16,7 @@
 
 use super::WAKES_ONLY;
 use super::handlers::{self, ENGINE, born};
-use super::rooms::{self, ARMED, FAILED, GIVEN, LATER, Room};
+use super::rooms::{self, ARMED, FAILED, GIVEN, LATER, Level, Room};
 use super::signals::{self, open};
 use super::unarmed::{Blocking, Refusal, TELL_AFTER_NS, tell};
 use crate::engine::Engine;
@@ -24,6 +24,7 @@ use crate::engine::rounds::Rounds;
 use crate::engine::start::KEEPER;
 use crate::privileges::credentials;
 use crate::session::StopReason;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use farpage_core::sync::{Lock, rank};
 use farpage_core::units::{PageIndex, PageRange};
@@ -632,14 +633,16 @@ fn be_armed(room: &Room, context: &mut Context) -> bool {
 
 /// Holds the frame that the kernel reads when a handler returns, for a return that isn't stopped. The frame
 /// is held until the thread's next call. A frame may lie on a stack of the program's, in memory that is
-/// registered next. The memory is closed for a moment then, and the kernel would end the program.
-pub fn hold_frame(room: &Room, context: &Context) {
+/// registered next. The memory is closed for a moment then, and the kernel would end the program. Returns the
+/// level that holds, and the frame's addresses.
+pub fn hold_frame<'a>(room: &'a Room, context: &Context) -> (&'a Level, Range<usize>) {
     // SAFETY: the kernel gave the context to a handler that has not returned, and the context is still where
     // the kernel laid it.
     let frame = unsafe { Frame::of(context) }.place();
     let level = room.level(frame.start);
     level.returns.store(true, Ordering::Relaxed);
     level.holder.hold(PageRange::covering(frame.start, frame.len()));
+    (level, frame)
 }
 
 /// Has an armed thread wait until there is something to serve its faults, or until that takes too long.

@@ -13,7 +13,10 @@
 // UNSAFETY: the program's handlers are run as the kernel would run them.
 
 use super::arm::{self, is_armed};
+use super::buffers::{Buffer, Memory};
+use super::calls::How;
 use super::handlers::engine;
+use super::resident::Guarding;
 use super::rooms::{self, Room};
 use super::signals::{self, open};
 use crate::engine::Engine;
@@ -63,9 +66,8 @@ pub unsafe fn run(action: Action, signal: i32, info: *mut Info, context: *mut Co
 unsafe fn call(action: &Action, signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the context is the kernel's own structure, for this call.
     let blocked = unsafe { (*context).blocked };
-    let room = Room::current().or_else(|| rooms::of_caller().filter(|room| is_armed(room)));
     // SAFETY: the fields are the thread's own.
-    let claimed = room.map_or(0, |room| unsafe { (*room.own.get()).claimed });
+    let claimed = own_room().map(|room| unsafe { (*room.own.get()).claimed });
     signals::set_blocked(action.blocks(signal as u32, blocked) & !open());
     // SAFETY: this is the program's handler, called with what the kernel would pass. Handlers take one
     // argument or three.
@@ -76,24 +78,39 @@ unsafe fn call(action: &Action, signal: i32, info: *mut Info, context: *mut Cont
     let context = unsafe { &mut *context };
     // All signals but Farpage's are blocked until this handler returns. Then the context's mask takes effect.
     signals::set_blocked(!open());
-    if let Some(room) = room {
-        // The program's handler may have changed the mask in the context. Farpage's signals stay open, as
-        // after any handler's return.
-        context.blocked &= !open();
-        // SAFETY: the fields are the thread's own.
-        unsafe { (*room.own.get()).claimed = claimed };
-        if !room.is_on_stack(core::ptr::from_ref(context).addr()) {
-            arm::hold_frame(room, context);
-        }
-    } else if let Some(room) = rooms::of_caller().filter(|room| is_armed(room)) {
+    // The handler may have forked, and a child has rooms of its own.
+    let Some(room) = own_room() else { return };
+    // SAFETY: the fields are the thread's own.
+    let own = unsafe { &mut *room.own.get() };
+    match claimed {
+        Some(claimed) => own.claimed = claimed,
         // The thread was armed while the handler ran. Farpage doesn't look at the return from this handler.
-        let back = context.register(Register::Rsp);
-        // SAFETY: the fields are the thread's own.
-        unsafe { (*room.own.get()).go_back(context.blocked, context.alternate(), back) };
-        context.blocked &= !open();
-        context.stack = room.stack();
-        arm::hold_frame(room, context);
+        None => own.go_back(context.blocked, context.alternate(), context.register(Register::Rsp)),
     }
+    // The program's handler may have changed the mask in the context. Farpage's signals stay open, as after
+    // any handler's return.
+    context.blocked &= !open();
+    if !room.is_on_stack(core::ptr::from_ref(context).addr()) {
+        context.stack = room.stack();
+        bring_frame(room, context);
+    }
+}
+
+/// Returns the room of the calling thread, if the thread is armed.
+fn own_room() -> Option<&'static Room> {
+    Room::current().or_else(|| rooms::of_caller().filter(|room| is_armed(room)))
+}
+
+/// Brings in the frame from which the kernel continues, and holds it until the thread's next call. The return
+/// isn't stopped. While the handler ran, the program's stack may have been evicted or just be registered.
+fn bring_frame(room: &Room, context: &Context) {
+    let (level, frame) = arm::hold_frame(room, context);
+    let Some(engine) = engine() else { return };
+    Guarding::new(engine, level, frame.start).buffer(Buffer {
+        address: frame.start,
+        bytes: frame.len(),
+        how: How::Both,
+    });
 }
 
 /// Moves the frame to the program's stack, and has the thread begin the program's handler there.
