@@ -643,6 +643,104 @@ static void nothing_interrupts(void)
         FAIL("%zu calls were interrupted", interrupted);
 }
 
+static volatile int are_waiting;
+
+static void *sleeps(void *argument)
+{
+    struct timespec time = { .tv_sec = 3 };
+    __atomic_fetch_add(&are_waiting, 1, __ATOMIC_SEQ_CST);
+    CHECK(nanosleep(&time, NULL) == 0);
+    return argument;
+}
+
+static void *sleeps_by_the_clock(void *argument)
+{
+    struct timespec time = { .tv_sec = 3 };
+    __atomic_fetch_add(&are_waiting, 1, __ATOMIC_SEQ_CST);
+    CHECK(clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL) == 0);
+    return argument;
+}
+
+static void *waits_for_nothing(void *argument)
+{
+    __atomic_fetch_add(&are_waiting, 1, __ATOMIC_SEQ_CST);
+    CHECK(poll(NULL, 0, 3000) == 0);
+    return argument;
+}
+
+/* Stops this process and has it go on, as a shell does. Waiting calls go on as another call (restart_syscall). */
+static void be_stopped(void)
+{
+    pid_t self = getpid(), child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        usleep(200000);
+        kill(self, SIGSTOP);
+        usleep(200000);
+        kill(self, SIGCONT);
+        _exit(0);
+    }
+    CHECK(waitpid(child, NULL, 0) == child);
+}
+
+/* The program was stopped while its threads waited, and went on. When the threads were armed later, their calls
+ * failed with EINTR, though nobody had sent a signal that they handle. */
+static void nothing_interrupts_after_a_stop(void)
+{
+    void *(*const all[])(void *) = { sleeps, sleeps_by_the_clock, waits_for_nothing };
+    pthread_t threads[3];
+    for (size_t i = 0; i < 3; i++)
+        CHECK(pthread_create(&threads[i], NULL, all[i], NULL) == 0);
+    while (are_waiting < 3)
+        usleep(1000);
+    be_stopped();
+    grow();
+    for (size_t i = 0; i < 3; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
+static volatile int is_in_handler, may_leave;
+
+static void computes_for_long(int signal)
+{
+    (void)signal;
+    is_in_handler = 1;
+    while (!may_leave)
+        ;
+}
+
+static void *waits_for_a_signal(void *argument)
+{
+    CHECK(pause() == -1 && errno == EINTR);
+    return argument;
+}
+
+/* A handler blocks all signals by a call past libc, that of libc's and Farpage's, too. The thread is armed when the
+ * handler returns, after it has ended a call. The thread waited for the next signal for ever: the call was taken
+ * for one that the arming had ended. */
+static void handler_that_ends_a_wait(void)
+{
+    struct sigaction action = { .sa_handler = computes_for_long };
+    uint64_t words[4];
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    CHECK(call(SYS_rt_sigaction, SIGUSR1, 0, (long)words, 8, 0, 0) == 0);
+    words[3] = ~0ul;
+    CHECK(call(SYS_rt_sigaction, SIGUSR1, (long)words, 0, 8, 0, 0) == 0);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, waits_for_a_signal, NULL) == 0);
+    usleep(100000);
+    while (!is_in_handler) {
+        CHECK(pthread_kill(thread, SIGUSR1) == 0);
+        usleep(10000);
+    }
+    char *first = filled(40 * MIB, 2);
+    usleep(300000);
+    may_leave = 1;
+    CHECK(pthread_join(thread, NULL) == 0);
+    grow();
+    VERIFY(first, 40 * MIB, 2);
+}
+
 static volatile int has_waited;
 
 static void waits_once(int signal)
@@ -682,5 +780,7 @@ MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
      { "what_the_program_believes", what_the_program_believes }, { "threads_made_meanwhile", threads_made_meanwhile },
      { "forks_meanwhile", forks_meanwhile }, { "child_whose_stack_is_out", child_whose_stack_is_out }, { "forks_that_wait_meanwhile", forks_that_wait_meanwhile }, { "write_barriers", write_barriers },
      { "sent_while_at_work", sent_while_at_work }, { "nothing_interrupts", nothing_interrupts },
+     { "nothing_interrupts_after_a_stop", nothing_interrupts_after_a_stop },
+     { "handler_that_ends_a_wait", handler_that_ends_a_wait },
      { "handler_that_waits", handler_that_waits },
      { "handlers_that_block_from_now_on", handlers_that_block_from_now_on })

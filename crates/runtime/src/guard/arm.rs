@@ -552,11 +552,11 @@ fn forget_block_of_hook(before: SignalMask) {
     }
 }
 
-/// Returns whether the signal interrupted a hook of Farpage's that had blocked signals. A hook blocks the
-/// signal that cancels threads, which libc lets no program block.
-fn is_in_hook(context: &Context) -> bool {
-    let code = CODE[0].load(Ordering::Relaxed)..CODE[1].load(Ordering::Relaxed);
-    code.contains(&context.register(Register::Rip)) && context.blocked & bit(SIGCANCEL) != 0
+/// Returns whether the signal interrupted a hook of Farpage's that had blocked signals. The place may be the
+/// hook's own code, or a function of libc or the vDSO that the hook has called. A hook blocks the signal that
+/// cancels threads, which libc lets no program block.
+const fn is_in_hook(context: &Context) -> bool {
+    context.blocked & bit(SIGCANCEL) != 0
 }
 
 /// Handles the signal by which the keeper asks this thread to arm itself, or by which libc asks for a change
@@ -608,7 +608,9 @@ fn be_armed(room: &Room, context: &mut Context) -> bool {
     // SAFETY: the room is the calling thread's own now.
     let own = unsafe { &mut *room.own.get() };
     let expected = own.expected.take();
-    let is_made_again = make_again(context, expected);
+    // Another signal may have ended the call, and the thread was asked only after that signal's handler.
+    let may_come_late = signals::is_blocked_in_a_handler(SIGSETXID);
+    let is_made_again = !may_come_late && make_again(context, expected);
     let is_on_stack_for_handlers = context.alternate().is_in_use(context.register(Register::Rsp));
     // SAFETY: a room's stack is its thread's alone, and nothing on it is in use. The handler has interrupted
     // nothing on the previous alternate stack.
@@ -617,7 +619,8 @@ fn be_armed(room: &Room, context: &mut Context) -> bool {
         return is_made_again;
     }
     (own.claimed, own.alternate) = (context.blocked & open(), context.alternate());
-    if is_in_hook(context) {
+    let is_in_hook = is_in_hook(context);
+    if is_in_hook {
         IN_HOOKS.fetch_add(1, Ordering::Relaxed);
         own.is_in_hook = true;
     }
@@ -627,7 +630,9 @@ fn be_armed(room: &Room, context: &mut Context) -> bool {
     install_handlers();
     hold_frame(room, context);
     begin_in(room);
-    wait_for_the_rest(context);
+    if !is_in_hook {
+        wait_for_the_rest(context);
+    }
     is_made_again
 }
 
@@ -670,7 +675,9 @@ fn make_again(context: &mut Context, expected: Option<CallUnderWay>) -> bool {
     if context.register(Register::Rax) != EINTR {
         return false;
     }
-    let expected = expected.filter(is_the_same).map(|expected| expected.number);
+    // A call that a signal has ended can't be taken up by restart_syscall any more. It begins anew.
+    let is_whole = |expected: &CallUnderWay| expected.number != raw::__NR_restart_syscall as usize;
+    let expected = expected.filter(is_the_same).filter(is_whole).map(|expected| expected.number);
     // The thread was running, or was in another call, when it was asked. The thread made this call before the
     // signal arrived, like a program that calls poll(2) without waiting, again and again.
     let number = expected.or_else(|| number_before(after));

@@ -251,11 +251,14 @@ pub fn is_ending_calls(blocked: u64) -> bool {
 /// Returns whether any handler of the program's would block this signal while it runs. The mask stays when
 /// the kernel has reset the handler (SA_RESETHAND).
 pub fn is_blocked_in_a_handler(signal: u32) -> bool {
-    let others = (1..=SIGNALS).filter(|other| *other != signal).filter_map(|other| action_of(other).ok());
+    let others = (1..=SIGNALS).filter(|other| *other != signal);
+    // Behind a handler of Farpage's is the program's disposition, as far as it is kept.
+    let programs = |other| match action_of(other) {
+        Ok(found) if found.is_of_ours() => Some(disposition(other)),
+        found => found.ok(),
+    };
     let may_have_run = |action: &Action| action.is_handler() || action.handler == 0 && action.is_once();
-    others
-        .filter(|action| may_have_run(action) && !action.is_of_ours())
-        .any(|action| action.mask & bit(signal) != 0)
+    others.filter_map(programs).filter(may_have_run).any(|action| action.mask & bit(signal) != 0)
 }
 
 /// Returns the dispositions of those of these signals that are pending.
