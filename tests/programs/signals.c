@@ -741,6 +741,63 @@ static void handler_that_ends_a_wait(void)
     VERIFY(first, 40 * MIB, 2);
 }
 
+static volatile int has_enough;
+
+static void first_handler(int signal)
+{
+    (void)signal;
+}
+
+static void second_handler(int signal)
+{
+    (void)signal;
+}
+
+static struct sigaction first_or_second(int second)
+{
+    struct sigaction action = { .sa_handler = second ? second_handler : first_handler };
+    action.sa_flags = second ? SA_RESTART : SA_NODEFER;
+    CHECK(sigaddset(&action.sa_mask, second ? SIGTERM : SIGHUP) == 0);
+    return action;
+}
+
+static void *changes_a_handler(void *argument)
+{
+    for (int i = 0; !has_enough; i++) {
+        struct sigaction action = first_or_second(i % 2);
+        CHECK(sigaction(SIGUSR2, &action, NULL) == 0);
+    }
+    return argument;
+}
+
+/* A child had one handler's address with another's mask, because another thread was changing the handler when the
+ * child was made. */
+static void handlers_change_during_forks(void)
+{
+    struct sigaction action = first_or_second(0);
+    pthread_t thread;
+    CHECK(sigaction(SIGUSR2, &action, NULL) == 0);
+    grow();
+    CHECK(pthread_create(&thread, NULL, changes_a_handler, NULL) == 0);
+    for (int i = 0; i < 300; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            struct sigaction found;
+            CHECK(sigaction(SIGUSR2, NULL, &found) == 0);
+            struct sigaction wanted = first_or_second(found.sa_handler == second_handler);
+            CHECK(found.sa_handler == wanted.sa_handler);
+            CHECK((found.sa_flags & (SA_RESTART | SA_NODEFER)) == wanted.sa_flags);
+            CHECK(sigismember(&found.sa_mask, SIGTERM) == sigismember(&wanted.sa_mask, SIGTERM));
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    has_enough = 1;
+    CHECK(pthread_join(thread, NULL) == 0);
+}
+
 static volatile int has_waited;
 
 static void waits_once(int signal)
@@ -782,5 +839,6 @@ MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
      { "sent_while_at_work", sent_while_at_work }, { "nothing_interrupts", nothing_interrupts },
      { "nothing_interrupts_after_a_stop", nothing_interrupts_after_a_stop },
      { "handler_that_ends_a_wait", handler_that_ends_a_wait },
+     { "handlers_change_during_forks", handlers_change_during_forks },
      { "handler_that_waits", handler_that_waits },
      { "handlers_that_block_from_now_on", handlers_that_block_from_now_on })

@@ -74,6 +74,7 @@ pub fn fork(
     may_join: impl FnOnce() -> bool,
     clone: impl FnOnce() -> isize,
 ) -> isize {
+    let clone = || guard::alone(clone);
     engine.make_headroom_for_child();
     let exclusive = engine.map.exclusive();
     if !engine.is_active() {

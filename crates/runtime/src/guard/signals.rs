@@ -92,8 +92,9 @@ pub fn set_disposition(signal: u32, action: Action) {
     alone(|| keep(signal, &action));
 }
 
-/// Changes dispositions, as one step for other threads.
-fn alone<T>(change: impl FnOnce() -> T) -> T {
+/// Changes dispositions, as one step for other threads and for children: a fork is made alone, too. Otherwise
+/// a child could have half of what another thread changes.
+pub fn alone<T>(change: impl FnOnce() -> T) -> T {
     // A handler on top of this function reads dispositions, and would wait for this thread. All signals are
     // therefore blocked.
     let blocked = swap_blocked(u64::MAX);
