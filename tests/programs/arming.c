@@ -402,9 +402,45 @@ static void frame_that_is_out(void)
     VERIFY(area, LARGE, 2);
 }
 
+static void *only_lives(void *argument)
+{
+    while (!done)
+        usleep(1000);
+    return argument;
+}
+
+/* Returns the flags of libc's handler for changes of credentials. The handler is there once there is a thread. */
+static uint64_t flags_of_libcs_handler(void)
+{
+    enum { SIGSETXID = 33 };
+    uint64_t words[4] = { 0 };
+    CHECK(call(SYS_rt_sigaction, SIGSETXID, 0, (long)words, 8, 0, 0) == 0);
+    CHECK(words[0] != 0);
+    return words[1];
+}
+
+/* Farpage's threads were asked to follow a change of credentials. From then on libc's handler ran on whatever stack
+ * its thread was on. Go's are too small. */
+static void libcs_handler_keeps_its_stack(void)
+{
+    CHECK(pthread_create(&other, NULL, only_lives, NULL) == 0);
+    uint64_t before = flags_of_libcs_handler();
+    char *first = filled(16 * MIB, 1);
+    usleep(200000);
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK((flags_of_libcs_handler() & SA_ONSTACK) == (before & SA_ONSTACK));
+    char *second = filled(LARGE, 2);
+    CHECK((flags_of_libcs_handler() & SA_ONSTACK) == (before & SA_ONSTACK));
+    done = 1;
+    CHECK(pthread_join(other, NULL) == 0);
+    VERIFY(first, 16 * MIB, 1);
+    VERIFY(second, LARGE, 2);
+}
+
 MAIN({ "handlers_that_were_there", handlers_that_were_there }, { "handlers_on_their_stack", handlers_on_their_stack },
      { "handlers_set_meanwhile", handlers_set_meanwhile }, { "all_reset_meanwhile", all_reset_meanwhile },
      { "threads_on_little_stacks", threads_on_little_stacks }, { "handlers_that_map", handlers_that_map },
      { "programs_run_meanwhile", programs_run_meanwhile },
      { "files_run_meanwhile", files_run_meanwhile },
-     { "stack_of_the_arming_stays", stack_of_the_arming_stays }, { "frame_that_is_out", frame_that_is_out })
+     { "stack_of_the_arming_stays", stack_of_the_arming_stays }, { "frame_that_is_out", frame_that_is_out },
+     { "libcs_handler_keeps_its_stack", libcs_handler_keeps_its_stack })

@@ -91,7 +91,7 @@ cases! {
         what_the_program_believes threads_made_meanwhile forks_meanwhile child_whose_stack_is_out forks_that_wait_meanwhile write_barriers sent_while_at_work
         nothing_interrupts nothing_interrupts_after_a_stop handler_that_ends_a_wait handlers_change_during_forks handlers_that_block_from_now_on handler_that_waits;
     arming: handlers_that_were_there handlers_on_their_stack handlers_set_meanwhile all_reset_meanwhile threads_on_little_stacks
-        handlers_that_map programs_run_meanwhile files_run_meanwhile stack_of_the_arming_stays frame_that_is_out;
+        handlers_that_map programs_run_meanwhile files_run_meanwhile stack_of_the_arming_stays frame_that_is_out libcs_handler_keeps_its_stack;
     handlers: on_its_own_stack on_the_interrupted_stack stacks_put_away handlers_come_and_go goes_on_elsewhere
         stack_that_is_out call_goes_on_after_handler while_a_write_waits masks_of_waiting_calls sent_while_returning
         sent_to_the_newborn heard_after_a_child little_stack_is_used never_come_back nowhere_to_run in_children;

@@ -231,13 +231,16 @@ fn install_arming(engine: &Engine) -> bool {
 
 /// Installs the handler of this signal from any thread of the process, so that engine threads can be asked.
 pub fn let_threads_be_asked(engine: &Engine) {
-    let action = Action::of(on_arm, open()).on_any_stack();
+    let on_its_stack = Action::of(on_arm, open());
     // The old disposition is kept before Farpage's handler is in place. A child that is forked meanwhile
     // passes signals on, too.
     while let Ok(before) = signal::action_of(SIGSETXID)
-        && before.handler != action.handler
+        && before.handler != on_its_stack.handler
     {
         OTHERS.keep(&before);
+        // libc's handler runs where it ran before. Go has it run on alternate stacks, because Go's other
+        // stacks are too small.
+        let action = if before.wants_alternate_stack() { on_its_stack } else { on_its_stack.on_any_stack() };
         // SAFETY: the handler can run on top of anything.
         if unsafe { set_action(SIGSETXID, &action) }.is_err() {
             engine.stop_program(StopReason::Credentials);

@@ -34,8 +34,8 @@ pub use arm::{
 /// Resets a fork's child, before it has an engine of its own, as if there had never been an engine.
 pub(crate) use handlers::leave_copy as leave_in_child;
 pub use sent::{HOOKS_MAX, during_hook, forget_in_hooks, hooks_run_on};
-pub use signals::{alone, change_by_libc};
 pub(crate) use signals::faults_arrive_as;
+pub use signals::{alone, change_by_libc};
 
 pub(crate) mod arm;
 pub mod buffers;
